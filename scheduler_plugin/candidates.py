@@ -1,0 +1,90 @@
+"""A ready invocation, and the interface of everything that can choose among them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from .outline import CostKey, Outline
+
+
+@dataclass(slots=True, eq=False)
+class Candidate:
+    """A ready invocation. `since`: when it became ready, seconds. `submitted`: its request."""
+
+    key: str
+    tenant: str
+    request: str
+    outline: Outline
+    position: int
+    since: float
+    submitted: float = 0.0
+    order: int = 0  # requests in the order of their submission
+
+    @property
+    def cost_key(self) -> CostKey:
+        return self.outline.cost_keys[self.position]
+
+    @property
+    def model(self) -> str:
+        return self.outline.steps[self.position].model
+
+
+class Outlook(Protocol):
+    """What is expected of an invocation, seconds; asked once per kind of work, not per decision."""
+
+    def path_s(self, outline: Outline, position: int) -> float:
+        """Remaining critical path of the request, this invocation included."""
+
+    def whole_s(self, outline: Outline) -> float:
+        """Device seconds of a whole request, loads not counted."""
+
+    def own_s(self, cost_key: CostKey) -> float:
+        """Compute and transfer of the invocation itself."""
+
+    def load_s(self, cost_key: CostKey) -> float:
+        """Load of its model that is still missing on the best idle executor."""
+
+
+class Chooser(Protocol):
+    """Which ready invocation is dispatched next. The fair queue is one; its rivals are others."""
+
+    def add(self, candidate: Candidate, vtime_s: float) -> None:
+        """It is ready; its tenant's vTime is given."""
+
+    def discard(self, key: str) -> None:
+        """It is not ready any more (dispatched, cancelled or blocked again)."""
+
+    def choose(self, now: float) -> Candidate | None:
+        """The next to dispatch, still in the queue; None when nothing is ready."""
+
+    def dispatched(self, candidate: Candidate) -> None:
+        """It was dispatched; called just before it is discarded."""
+
+    def set_vtime(self, tenant: str, vtime_s: float) -> None:
+        """The tenant's vTime moved."""
+
+    def tenant_left(self, tenant: str) -> None:
+        """The tenant has no work left."""
+
+    def refresh_outline(self, outline: Outline) -> None:
+        """Estimates of this outline moved."""
+
+    def refresh_model(self, model: str | None) -> None:
+        """Seconds to load this model (None: any) on the best idle executor moved."""
+
+    def set_slack(self, slack_s: float) -> None:
+        """The operator changed the slack."""
+
+    def set_weights(self, weight: WeightOf) -> None:
+        """The operator changed the weights."""
+
+    def __len__(self) -> int: ...
+
+    def __contains__(self, key: object) -> bool: ...
+
+    def _check(self) -> None: ...
+
+
+class WeightOf(Protocol):
+    def __call__(self, tenant: str) -> float: ...

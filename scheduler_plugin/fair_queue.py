@@ -1,0 +1,117 @@
+"""The two-layer choice (paper section 6, Algorithm 1).
+
+Layer 1 keeps the tenants with ready work whose vTime is within the slack of the smallest among them.
+Layer 2 takes, of their lane heads, the one with the highest
+
+    score = w' - r' - e'
+
+w: seconds waited, r: remaining critical path of its request, e: execution on the best idle executor,
+load and transfer included; each divided by its largest value among the candidates of this round (0
+when that is 0). Ties go to the longest waiting, then to the smallest key.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from st2i_dask.errors import PolicyError
+
+from .candidates import Candidate, Outlook, WeightOf
+from .lanes import Floats, Indices, Lanes
+from .outline import Outline
+
+
+class FairQueue:
+    """Ready invocations, and which of them is next. A decision costs O(lanes) in NumPy, whatever
+    number is queued; adding and removing O(log of the lane)."""
+
+    def __init__(self, outlook: Outlook, slack_s: float) -> None:
+        self._lanes = Lanes(outlook)
+        self.set_slack(slack_s)
+
+    def set_slack(self, slack_s: float) -> None:
+        if not 0.0 <= slack_s < math.inf:
+            raise PolicyError(f"slack is {slack_s!r} s; give a finite number >= 0")
+        self._slack_s = slack_s
+
+    def set_weights(self, weight: WeightOf) -> None:
+        """Weights are already in the vTimes."""
+
+    def add(self, candidate: Candidate, vtime_s: float) -> None:
+        if candidate.key in self._lanes:
+            raise PolicyError(f"{candidate.key!r} is already queued; discard it first")
+        self._lanes.add(candidate, vtime_s)
+
+    def discard(self, key: str) -> None:
+        if key not in self._lanes:
+            raise PolicyError(f"{key!r} is not queued; discard an invocation once")
+        self._lanes.discard(key)
+
+    def dispatched(self, candidate: Candidate) -> None:
+        """The ledger charges; the queue learns of it through `set_vtime`."""
+
+    def set_vtime(self, tenant: str, vtime_s: float) -> None:
+        self._lanes.set_vtime(tenant, vtime_s)
+
+    def tenant_left(self, tenant: str) -> None:
+        """Nothing is kept of a tenant without lanes."""
+
+    def refresh_outline(self, outline: Outline) -> None:
+        self._lanes.refresh_outline(outline)
+
+    def refresh_model(self, model: str | None) -> None:
+        self._lanes.refresh_model(model)
+
+    def __len__(self) -> int:
+        return self._lanes.queued
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._lanes
+
+    @property
+    def lanes(self) -> int:
+        """Number of lanes, which is what a decision costs."""
+        return len(self._lanes)
+
+    def choose(self, now: float) -> Candidate | None:
+        lanes = self._lanes
+        if not len(lanes):
+            return None
+        since, vtime, path, run = lanes.columns()
+        largest = np.maximum.reduce
+        limit = np.minimum.reduce(vtime) + self._slack_s
+        eligible = vtime <= limit
+        rows: Indices | None = None
+        if np.count_nonzero(eligible) < len(eligible):
+            rows = eligible.nonzero()[0]
+            if len(rows) == 1:
+                return lanes.head(int(rows[0]))
+            since, path, run = since.take(rows), path.take(rows), run.take(rows)
+        waited = now - since
+        score = _scaled(waited, largest(waited))
+        score -= _scaled(path, largest(path))
+        score -= _scaled(run, largest(run))
+        best = int(score.argmax())
+        tied = score == score[best]
+        if np.count_nonzero(tied) == 1:
+            return lanes.head(best if rows is None else int(rows[best]))
+        ties = tied.nonzero()[0]
+        of_ties = waited.take(ties)
+        ties = ties[of_ties == largest(of_ties)]
+        if rows is not None:
+            ties = rows.take(ties)
+        return min(map(lanes.head, ties.tolist()), key=_key)
+
+    def _check(self) -> None:
+        self._lanes._check()
+
+
+def _key(candidate: Candidate) -> str:
+    return candidate.key
+
+
+def _scaled(values: Floats, largest: float) -> Floats:
+    """Values divided by their largest: within [0, 1]; all 0 when that is 0."""
+    return values / largest if largest > 0 else np.zeros_like(values)

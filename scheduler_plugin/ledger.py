@@ -1,0 +1,247 @@
+"""The vTime ledger: who has been charged how many device seconds.
+
+    vTime of a tenant = its charged device seconds / its weight     (paper section 6)
+
+Rules of this file:
+1. The estimate is charged at dispatch and replaced by what was really used when the run ends, however
+   it ends: completion, failure, loss and cancellation differ only in what was used.
+2. A tenant that becomes active (it had no ready, running or blocked invocation) is lifted to
+   max(own vTime, min vTime of the other active tenants): never lowered. If nobody else is active the
+   vTime of the tenant that left last stands in for that minimum, as in VTC: otherwise whoever ran
+   alone for an hour would afterwards owe that hour to the first newcomer.
+3. A tenant that becomes ready after having had nothing ready keeps at most slack + L_max of credit
+   against any other active tenant, L_max being the largest charge of one dispatch. A tenant whose
+   DAG is blocked is not returning, so rule 2 does not touch it; but without this limit a trickle of
+   blocked requests would save up unbounded priority, and |W_f - W_g| <= 2 (slack + L_max) would
+   fail from the moment both are backlogged. While both stay ready it changes nothing.
+4. A tenant without activity keeps only its totals.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from st2i_dask.errors import PolicyError
+
+
+@dataclass(slots=True)
+class _Account:
+    settled_v: float = 0.0  # vTime seconds of ended runs, and lifts
+    pending_v: float = 0.0  # vTime seconds of estimates still in flight
+    pending: int = 0
+    service_s: float = 0.0  # device seconds really used, not divided by the weight
+    slot: int = -1  # index among the active tenants, -1 when inactive
+
+
+@dataclass(slots=True)
+class _Charge:
+    tenant: str
+    weight: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    """What is kept of a tenant: vTime (s) and device seconds really used."""
+
+    vtime_s: float
+    service_s: float
+
+
+class VTimeLedger:
+    """vTimes of all tenants. Constant time per operation, but for O(active tenants) in NumPy when
+    a tenant becomes active or ready."""
+
+    def __init__(self) -> None:
+        self._accounts: dict[str, _Account] = {}
+        self._charges: dict[int, _Charge] = {}
+        self._next_charge = 0
+        self._active: list[str] = []
+        self._v: NDArray[np.float64] = np.zeros(64)
+        self._largest: NDArray[np.float64] = np.zeros(64)
+        self._left_at = 0.0
+        self._weights: Mapping[str, float] = {}
+        self._default_weight = 1.0
+
+    # Settings and questions
+
+    def set_weights(self, weights: Mapping[str, float], default: float) -> None:
+        """Weights of charges made from now on; charges in flight keep theirs."""
+        self._weights, self._default_weight = weights, default
+
+    def weight(self, tenant: str) -> float:
+        return self._weights.get(tenant, self._default_weight)
+
+    def vtime(self, tenant: str) -> float:
+        """vTime in seconds, estimates in flight included; 0 for a tenant never seen."""
+        account = self._accounts.get(tenant)
+        return account.settled_v + account.pending_v if account else 0.0
+
+    def service(self, tenant: str) -> float:
+        """Device seconds really used by runs that have ended."""
+        account = self._accounts.get(tenant)
+        return account.service_s if account else 0.0
+
+    def is_active(self, tenant: str) -> bool:
+        account = self._accounts.get(tenant)
+        return account is not None and account.slot >= 0
+
+    def active(self) -> list[str]:
+        return list(self._active)
+
+    def largest_charge(self) -> float:
+        """L_max: the largest vTime charge of one dispatch since its tenant became active, s."""
+        n = len(self._active)
+        return float(self._largest[:n].max()) if n else 0.0
+
+    def totals(self) -> dict[str, Total]:
+        return {
+            tenant: Total(account.settled_v + account.pending_v, account.service_s)
+            for tenant, account in self._accounts.items()
+        }
+
+    # Coming and going
+
+    def activate(self, tenant: str) -> float:
+        """The tenant has work again: lift it (rule 2). Its vTime afterwards, seconds."""
+        account = self._accounts.setdefault(tenant, _Account())
+        if account.slot >= 0:
+            raise PolicyError(
+                f"tenant {tenant!r} is already active; activate it only when it had no work"
+            )
+        n = len(self._active)
+        floor = float(self._v[:n].min()) if n else self._left_at
+        account.settled_v = max(account.settled_v, floor)
+        if n == len(self._v):
+            self._v = np.concatenate([self._v, np.zeros(n)])
+            self._largest = np.concatenate([self._largest, np.zeros(n)])
+        account.slot = n
+        self._active.append(tenant)
+        self._v[n] = account.settled_v
+        self._largest[n] = 0.0
+        return account.settled_v
+
+    def deactivate(self, tenant: str) -> None:
+        """The tenant has no work left. PolicyError while one of its runs is in flight."""
+        account = self._of_active(tenant)
+        if account.pending:
+            raise PolicyError(
+                f"tenant {tenant!r} has {account.pending} charges in flight; settle them first"
+            )
+        self._left_at = account.settled_v
+        last = len(self._active) - 1
+        moved = self._active[last]
+        self._active[account.slot] = moved
+        self._v[account.slot] = self._v[last]
+        self._largest[account.slot] = self._largest[last]
+        self._accounts[moved].slot = account.slot
+        self._active.pop()
+        account.slot = -1
+
+    def limit_credit(self, tenant: str, slack_s: float) -> float:
+        """The tenant becomes ready: at most slack + L_max behind anybody (rule 3). Its vTime, s."""
+        account = self._of_active(tenant)
+        n = len(self._active)
+        floor = float(self._v[:n].max() - self._largest[:n].max()) - slack_s
+        own = account.settled_v + account.pending_v
+        if floor > own:
+            account.settled_v += floor - own
+            own = account.settled_v + account.pending_v
+            self._v[account.slot] = own
+        return own
+
+    # Charging
+
+    def charge(self, tenant: str, seconds: float, *, unit_s: float | None = None) -> int:
+        """Charge an estimate at dispatch; the number to settle it with.
+
+        unit_s: the part of it that cannot be interrupted (one step of a multi-step task), seconds.
+        """
+        account = self._of_active(tenant)
+        _check_charge(seconds)
+        weight = self.weight(tenant)
+        number = self._next_charge
+        self._next_charge += 1
+        self._charges[number] = _Charge(tenant, weight, seconds)
+        account.pending += 1
+        self._move(account, seconds / weight)
+        self._enlarge(account, (seconds if unit_s is None else unit_s) / weight)
+        return number
+
+    def revise(self, number: int, seconds: float) -> None:
+        """Replace the estimate of a run still in flight by a better one."""
+        charge = self._charge(number)
+        _check_charge(seconds)
+        self._move(self._accounts[charge.tenant], (seconds - charge.seconds) / charge.weight)
+        charge.seconds = seconds
+
+    def settle(self, number: int, used_s: float, *, unit_s: float | None = None) -> str:
+        """The run has ended: keep what was really used, give the rest back. The tenant charged."""
+        charge = self._charge(number)
+        _check_charge(used_s)
+        del self._charges[number]
+        account = self._accounts[charge.tenant]
+        account.pending -= 1
+        account.pending_v -= charge.seconds / charge.weight
+        if account.pending == 0:
+            account.pending_v = 0.0  # also ends any rounding error
+        account.settled_v += used_s / charge.weight
+        account.service_s += used_s
+        self._v[account.slot] = account.settled_v + account.pending_v
+        self._enlarge(account, (used_s if unit_s is None else unit_s) / charge.weight)
+        return charge.tenant
+
+    def estimate_in_flight(self, number: int) -> float:
+        """Seconds now charged for a run in flight, not divided by the weight."""
+        return self._charge(number).seconds
+
+    def _move(self, account: _Account, delta_v: float) -> None:
+        account.pending_v += delta_v
+        self._v[account.slot] = account.settled_v + account.pending_v
+
+    def _enlarge(self, account: _Account, charge_v: float) -> None:
+        if charge_v > self._largest[account.slot]:
+            self._largest[account.slot] = charge_v
+
+    def _of_active(self, tenant: str) -> _Account:
+        account = self._accounts.get(tenant)
+        if account is None or account.slot < 0:
+            raise PolicyError(f"tenant {tenant!r} is not active; activate it before charging it")
+        return account
+
+    def _charge(self, number: int) -> _Charge:
+        charge = self._charges.get(number)
+        if charge is None:
+            raise PolicyError(f"charge {number} is not in flight; settle or revise a charge once")
+        return charge
+
+    def _check(self) -> None:
+        n = len(self._active)
+        pending: dict[str, list[float]] = {}
+        for charge in self._charges.values():
+            assert charge.seconds >= 0
+            assert charge.weight > 0
+            pending.setdefault(charge.tenant, []).append(charge.seconds / charge.weight)
+        for tenant, account in self._accounts.items():
+            mine = pending.pop(tenant, [])
+            assert account.pending == len(mine)
+            assert math.isclose(account.pending_v, math.fsum(mine), rel_tol=1e-6, abs_tol=1e-6)
+            assert account.service_s >= 0
+            assert math.isfinite(account.settled_v)
+            if account.slot >= 0:
+                assert self._active[account.slot] == tenant
+                assert self._v[account.slot] == account.settled_v + account.pending_v
+            else:
+                assert not mine, f"{tenant} is inactive with charges in flight"
+        assert not pending
+        assert len(set(self._active)) == n <= len(self._v)
+
+
+def _check_charge(seconds: float) -> None:
+    if not 0.0 <= seconds < math.inf:
+        raise PolicyError(f"a charge of {seconds!r} s; give a finite number of seconds >= 0")

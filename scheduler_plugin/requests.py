@@ -1,0 +1,270 @@
+"""The book of open requests: the state of every invocation, and what each tenant has.
+
+Rules of this file:
+1. All moves of an invocation between states happen in `move`, and only as `LEGAL` says.
+2. It decides nothing: it counts, so that a question about a tenant or a gate is a look-up.
+
+            ready, producers not dispatched      producers dispatched
+    BLOCKED ------------------------------> GATED ------------------> READY --> RUNNING --> DONE
+       ^                                      |                         |          |
+       +--------------------------------------+-------------------------+----------+
+                                    an input or the run was lost
+
+DEAD: will not run (failed, downstream of a failure, cancelled). A DONE position becomes READY again
+when its result was lost.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from st2i_dask.errors import PolicyError
+
+from .candidates import Candidate
+from .instructions import Dispatch
+from .outline import Outline
+
+
+class State(Enum):
+    """Where an invocation stands."""
+
+    BLOCKED = "blocked"
+    GATED = "gated"
+    READY = "ready"
+    RUNNING = "running"
+    DONE = "done"
+    DEAD = "dead"
+
+    __hash__ = object.__hash__  # identity: faster than the hash of the name
+
+
+LEGAL: dict[State, frozenset[State]] = {
+    State.BLOCKED: frozenset({State.GATED, State.READY, State.DONE, State.DEAD}),
+    State.GATED: frozenset({State.READY, State.BLOCKED, State.DONE, State.DEAD}),
+    State.READY: frozenset({State.RUNNING, State.GATED, State.BLOCKED, State.DONE, State.DEAD}),
+    State.RUNNING: frozenset({State.DONE, State.BLOCKED, State.DEAD}),
+    State.DONE: frozenset({State.GATED, State.READY}),
+    State.DEAD: frozenset({State.GATED, State.READY}),
+}
+
+_OPEN = frozenset({State.BLOCKED, State.GATED, State.READY, State.RUNNING})
+
+
+@dataclass(slots=True, eq=False)
+class Invocation:
+    """A position that has been ready: its task, inputs and, while it runs, its run."""
+
+    key: str
+    request: Request
+    position: int
+    input_bytes: int
+    input_at: dict[str, int]
+    steps: int
+    candidate: Candidate
+    run: Run | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """An invocation on an executor. `charge`: its number in the ledger."""
+
+    dispatch: Dispatch
+    charge: int
+    started: float
+    missing: float
+    pull_bytes: int
+    unit_s: float  # seconds of it that cannot be interrupted
+    candidate: Candidate
+    yielding: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One run of a workflow for a tenant."""
+
+    name: str
+    tenant: str
+    outline: Outline
+    submitted: float
+    order: int
+    states: list[State]
+    invocations: dict[int, Invocation] = field(default_factory=dict)
+    open: int = 0  # positions that still have to run
+    dispatches: int = 0
+
+
+@dataclass(slots=True)
+class Standing:
+    """What a tenant has. Positions: `open` to run, `ready` queued, `running`; `draining` runs of
+    cancelled invocations; `waiting` and `started`: requests that have open positions."""
+
+    open: int = 0
+    ready: int = 0
+    running: int = 0
+    draining: int = 0
+    waiting: int = 0
+    started: int = 0
+    requests: int = 0
+
+    @property
+    def active(self) -> bool:
+        return self.open > 0 or self.draining > 0
+
+
+class RequestBook:
+    """All open requests."""
+
+    def __init__(self) -> None:
+        self.requests: dict[str, Request] = {}
+        self.invocations: dict[str, Invocation] = {}
+        self.standings: dict[str, Standing] = {}
+        self.ready = 0
+        self._orders = 0
+
+    def standing(self, tenant: str) -> Standing:
+        """The tenant's counts; all 0 for one without requests."""
+        return self.standings.get(tenant) or Standing()
+
+    def request(self, name: str) -> Request:
+        found = self.requests.get(name)
+        if found is None:
+            raise PolicyError(f"request {name!r} is not open; submit it first, close it once")
+        return found
+
+    def invocation(self, key: str) -> Invocation:
+        found = self.invocations.get(key)
+        if found is None:
+            raise PolicyError(f"{key!r} was never ready in an open request; report it ready first")
+        return found
+
+    def state(self, key: str) -> State | None:
+        """Where a task stands; None when no open request has it."""
+        found = self.invocations.get(key)
+        return found.request.states[found.position] if found else None
+
+    def submit(self, name: str, tenant: str, outline: Outline, now: float) -> Request:
+        assert name not in self.requests
+        self._orders += 1
+        states = [State.BLOCKED] * len(outline)
+        request = Request(name, tenant, outline, now, self._orders, states, open=len(outline))
+        self.requests[name] = request
+        standing = self.standings.setdefault(tenant, Standing())
+        standing.open += request.open
+        standing.requests += 1
+        standing.waiting += 1
+        return request
+
+    def close(self, request: Request) -> None:
+        """Forget it. Its invocations must not be queued or running any more."""
+        assert all(invocation.run is None for invocation in request.invocations.values())
+        for position, state in enumerate(request.states):
+            if state in _OPEN:
+                self.move(request, position, State.DEAD)
+        del self.requests[request.name]
+        for invocation in request.invocations.values():
+            del self.invocations[invocation.key]
+        standing = self.standings[request.tenant]
+        standing.requests -= 1
+        self._drop_empty(request.tenant, standing)
+
+    def move(self, request: Request, position: int, to: State) -> None:
+        """Change a state. PolicyError, with nothing changed, if the move is not legal."""
+        states = request.states
+        old = states[position]
+        if to not in LEGAL[old]:
+            raise self.illegal(request, position, to)
+        states[position] = to
+        standing = self.standings[request.tenant]
+        if old is State.READY:
+            standing.ready -= 1
+            self.ready -= 1
+        elif old is State.RUNNING:
+            standing.running -= 1
+        if to is State.READY:
+            standing.ready += 1
+            self.ready += 1
+        elif to is State.RUNNING:
+            standing.running += 1
+            request.dispatches += 1
+            if request.dispatches == 1:
+                standing.waiting -= 1
+                standing.started += 1
+        was_open, is_open = old in _OPEN, to in _OPEN
+        if was_open != is_open:
+            delta = 1 if is_open else -1
+            request.open += delta
+            standing.open += delta
+            if request.open == 0 or (is_open and request.open == 1):
+                if request.dispatches:
+                    standing.started += delta
+                else:
+                    standing.waiting += delta
+
+    def illegal(self, request: Request, position: int, to: State) -> PolicyError:
+        old = request.states[position]
+        invocation = request.invocations.get(position)
+        return PolicyError(
+            f"{invocation.key if invocation else f'position {position}'!r} of request "
+            f"{request.name!r} is {old.value} and cannot become {to.value}; from {old.value} it can "
+            f"become {', '.join(sorted(s.value for s in LEGAL[old]))}"
+        )
+
+    def gate_open(self, request: Request, position: int) -> bool:
+        """Whether every callback producer has been dispatched."""
+        states = request.states
+        return all(
+            states[p] is State.RUNNING or states[p] is State.DONE
+            for p in request.outline.steps[position].callback_deps
+        )
+
+    def drained(self, tenant: str, delta: int) -> None:
+        """A cancelled run of the tenant began (+1) or ended (-1) draining."""
+        standing = self.standings[tenant]
+        standing.draining += delta
+        self._drop_empty(tenant, standing)
+
+    def _drop_empty(self, tenant: str, standing: Standing) -> None:
+        if not standing.requests and not standing.draining:
+            assert not standing.open
+            del self.standings[tenant]
+
+    def _check(self) -> None:
+        counted: dict[str, Standing] = {}
+        ready = 0
+        for name, request in self.requests.items():
+            assert request.name == name
+            standing = counted.setdefault(request.tenant, Standing())
+            standing.requests += 1
+            opened = sum(state in _OPEN for state in request.states)
+            assert opened == request.open
+            standing.open += opened
+            standing.ready += request.states.count(State.READY)
+            standing.running += request.states.count(State.RUNNING)
+            ready += request.states.count(State.READY)
+            if opened:
+                if request.dispatches:
+                    standing.started += 1
+                else:
+                    standing.waiting += 1
+            for position, invocation in request.invocations.items():
+                assert self.invocations[invocation.key] is invocation
+                assert invocation.position == position
+                assert invocation.request is request
+                state = request.states[position]
+                assert (invocation.run is not None) == (state is State.RUNNING)
+                if state is State.READY:
+                    assert self.gate_open(request, position)
+                elif state is State.GATED:
+                    assert not self.gate_open(request, position)
+            for position, state in enumerate(request.states):
+                if state in (State.GATED, State.READY, State.RUNNING):
+                    assert position in request.invocations
+        assert ready == self.ready
+        assert sum(len(r.invocations) for r in self.requests.values()) == len(self.invocations)
+        for tenant, standing in self.standings.items():
+            expected = counted.pop(tenant, Standing())
+            expected.draining = standing.draining
+            assert standing == expected, (tenant, standing, expected)
+            assert standing.requests or standing.draining
+        assert not counted

@@ -1,0 +1,55 @@
+"""A number learned from measurements that lie now and then: the median of the recent ones."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+
+class RobustSeconds:
+    """Median of the last `WINDOW` measurements, published only when it moved noticeably.
+
+    The first measurement counts only until there is another: first runs include compilation, page
+    faults and cold caches. Stragglers are outvoted. `value` moves in jumps of at least `STEP` of
+    itself, so that whoever derives something from it need not follow every tremor.
+    """
+
+    WINDOW = 15
+    STEP = 0.02
+
+    __slots__ = ("_recent", "count", "value")
+
+    def __init__(self, recent: Sequence[float] = (), count: int = 0) -> None:
+        self._recent = list(recent)[-self.WINDOW :]
+        self.count = max(count, len(self._recent))
+        self.value = self._median() if self._recent else 0.0
+
+    def observe(self, seconds: float) -> bool:
+        """Learn one measurement, seconds. True when `value` moved."""
+        if self.count == 1:
+            self._recent.clear()
+        self.count += 1
+        self._recent.append(seconds)
+        if len(self._recent) > self.WINDOW:
+            del self._recent[0]
+        median = self._median()
+        if self.count > 1 and abs(median - self.value) <= self.STEP * self.value:
+            return False
+        moved = self.count == 1 or median != self.value
+        self.value = median
+        return moved
+
+    def recent(self) -> list[float]:
+        return list(self._recent)
+
+    def _median(self) -> float:
+        ordered = sorted(self._recent)
+        middle = len(ordered) // 2
+        if len(ordered) % 2:
+            return ordered[middle]
+        return (ordered[middle - 1] + ordered[middle]) / 2
+
+    def _check(self) -> None:
+        assert len(self._recent) <= min(self.WINDOW, self.count)
+        assert all(0 <= seconds < math.inf for seconds in self._recent)
+        assert 0 <= self.value < math.inf

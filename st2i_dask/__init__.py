@@ -1,0 +1,61 @@
+"""Fair, fast text-to-image workflows on a shared Dask cluster.
+
+    import st2i_dask as st2i
+
+Compose model functions into workflows, submit prompts for a tenant, get the images that Diffusers
+itself would make.
+"""
+
+from importlib.metadata import version as _version
+
+from .catalogue import load
+from .cluster import attach, local_cluster
+from .errors import (
+    AttachError,
+    ComposeError,
+    LoadError,
+    OutputError,
+    ParameterError,
+    PolicyError,
+    RegistrationError,
+    St2iError,
+)
+from .glue import glue
+from .image import GeneratedImage, to_image
+from .model_fn import ModelFn
+from .parameters import Data, Static
+from .progress import progress
+from .rules import Multiple, OneOf, Prompt, Range
+from .trace import later
+from .workflow import Workflow, workflow, workflows
+
+__version__ = _version("st2i_dask")
+
+__all__ = [
+    "AttachError",
+    "ComposeError",
+    "Data",
+    "GeneratedImage",
+    "LoadError",
+    "ModelFn",
+    "Multiple",
+    "OneOf",
+    "OutputError",
+    "ParameterError",
+    "PolicyError",
+    "Prompt",
+    "Range",
+    "RegistrationError",
+    "St2iError",
+    "Static",
+    "Workflow",
+    "attach",
+    "glue",
+    "later",
+    "load",
+    "local_cluster",
+    "progress",
+    "to_image",
+    "workflow",
+    "workflows",
+]

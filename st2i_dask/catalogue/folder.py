@@ -1,0 +1,170 @@
+"""Reading Diffusers folders: configuration on the client, parts of a pipeline on workers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from .. import shapes
+from ..errors import LoadError
+
+#: Packaged models by name, with the defaults they were trained for.
+PACKAGED: dict[str, dict[str, Any]] = {
+    "shapes": {
+        "num_steps": shapes.DEFAULT_STEPS,
+        "height": shapes.DEFAULT_SIZE,
+        "width": shapes.DEFAULT_SIZE,
+        "sizes": (shapes.DEFAULT_SIZE,),
+        "max_sequence_length": shapes.MAX_PROMPT_TOKENS,
+    }
+}
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True)
+class DiffusersFolder:
+    """A pipeline's configuration. `source` is what workers get; `path` is where it is here."""
+
+    source: str
+    path: Path
+    index: Mapping[str, Any]
+
+    @property
+    def pipeline_class(self) -> str:
+        return str(self.index.get("_class_name"))
+
+    def config(self, part: str, file: str = "config.json") -> dict[str, Any]:
+        """The configuration of one component. LoadError naming the file when it is missing."""
+        return _read_json(self.path / part / file, self.source)
+
+    @cached_property
+    def scheduler_config(self) -> dict[str, Any]:
+        return self.config("scheduler", "scheduler_config.json")
+
+    def tokenizer(self, part: str) -> Any:
+        """A tokenizer, loaded here (used to measure prompts before anything is submitted)."""
+        import transformers
+
+        class_name = self.index[part][1]
+        cls = getattr(transformers, class_name, transformers.AutoTokenizer)
+        try:
+            return cls.from_pretrained(str(self.path / part))
+        except (OSError, ValueError) as error:
+            raise LoadError(
+                f"{self.source!r}: {part} cannot be read ({error}); copy the whole folder again"
+            ) from error
+
+
+def read_folder(source: str, parts: set[str] | None = None) -> DiffusersFolder:
+    """Find a packaged model, a local folder or a hub id, and read its model_index.json.
+
+    From the hub, `parts` are fetched whole (weights too); None: configuration and tokenizers only.
+    """
+    path = _packaged_path(source) or Path(source)
+    if not path.is_dir():
+        path = _from_hub(source, parts)
+    index = _read_json(path / "model_index.json", source)
+    for part, value in index.items():
+        present = isinstance(value, list) and len(value) == 2 and value[0] is not None
+        if present and not part.startswith("_") and not (path / part).is_dir():
+            raise LoadError(
+                f"{source!r}: model_index.json names {part!r} but the folder {path / part} is "
+                "missing; copy the whole folder again"
+            )
+    return DiffusersFolder(source, path, index)
+
+
+def load_parts(source: str, parts: set[str], dtype: str | None) -> Any:
+    """On a worker: the pipeline with only `parts` loaded, the other components None.
+
+    Diffusers' own loader reads them, so weights and dtypes are those of the whole pipeline.
+    """
+    import torch
+    import transformers
+
+    # A worker's log is no place for progress bars, nor for hints about optional image processors.
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
+    import diffusers
+
+    diffusers.utils.logging.disable_progress_bar()
+    folder = read_folder(source, parts)
+    absent = {
+        part: None
+        for part, value in folder.index.items()
+        if isinstance(value, list) and part not in parts
+    }
+    if dtype is None:
+        dtype = stored_dtype(folder)
+    pipeline_class = getattr(diffusers, folder.pipeline_class)
+    try:
+        pipeline = pipeline_class.from_pretrained(
+            str(folder.path), dtype=getattr(torch, dtype), **absent
+        )
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise LoadError(
+            f"{source!r}: {', '.join(sorted(parts))} cannot be loaded: {error}; "
+            "check that the folder is whole and visible on every worker"
+        ) from error
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
+
+
+def stored_dtype(folder: DiffusersFolder) -> str:
+    """The dtype that the denoiser's weights are stored in."""
+    from safetensors import safe_open
+
+    part = "transformer" if (folder.path / "transformer").is_dir() else "unet"
+    files = sorted((folder.path / part).glob("*.safetensors"))
+    if not files:
+        return "float32"
+    with safe_open(str(files[0]), "np") as file:
+        name = next(iter(file.keys()))
+        stored = str(file.get_slice(name).get_dtype())
+    return {"BF16": "bfloat16", "F16": "float16"}.get(stored, "float32")
+
+
+def check_dtype(dtype: str | None) -> None:
+    """LoadError unless it is one of the supported names or None."""
+    if dtype is not None and dtype not in DTYPES:
+        raise LoadError(f"dtype={dtype!r} is not supported; choose one of {', '.join(DTYPES)}")
+
+
+def _packaged_path(source: str) -> Path | None:
+    return shapes.PIPELINE if source == "shapes" else None
+
+
+def _from_hub(source: str, parts: set[str] | None) -> Path:
+    """The hub's snapshot folder of this machine, with what is needed fetched into it."""
+    from huggingface_hub import snapshot_download
+
+    patterns = ["model_index.json", "*/*config.json", "tokenizer*/*", "scheduler/*"]
+    patterns += [f"{part}/*" for part in sorted(parts or ())]
+    try:
+        return Path(snapshot_download(source, allow_patterns=patterns))
+    except (OSError, ValueError) as error:  # what the hub client raises, its own classes included
+        raise LoadError(
+            f"{source!r} is neither a packaged model ({', '.join(PACKAGED)}), nor a folder here, "
+            f"nor a hub repository that can be reached ({type(error).__name__}); give a path to "
+            "a folder with model_index.json"
+        ) from error
+
+
+def _read_json(path: Path, source: str) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text())
+    except OSError as error:
+        raise LoadError(
+            f"{source!r}: {path} cannot be read ({error.strerror}); a Diffusers folder has "
+            "model_index.json and one folder per component"
+        ) from error
+    except ValueError as error:
+        raise LoadError(f"{source!r}: {path} is not JSON ({error}); copy it again") from error
+    if not isinstance(value, dict):
+        raise LoadError(f"{source!r}: {path} does not hold a JSON object; copy it again")
+    return value

@@ -1,0 +1,123 @@
+"""Tiny pipelines with random weights, built from configurations: the families' shapes in kilobytes.
+
+They draw noise, but every code path, dtype and tensor layout is the real one. Nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+# Token ids of the CLIP tokenizer below: 256 bytes, 256 end-of-word bytes, then these two.
+_CLIP_BOS, _CLIP_EOS = 512, 513
+_MAX_TOKENS = 77
+
+
+def save_flux(path: str | Path, *, guidance: bool = True, seed: int = 0) -> Path:
+    """Build a FluxPipeline and save it as a Diffusers folder (float32, about 0.5 MB).
+
+    guidance: True for the dev form (guidance embedding, dynamic shift), False for schnell.
+    """
+    path = Path(path)
+    flux(guidance=guidance, seed=seed).save_pretrained(path, safe_serialization=True)
+    return path
+
+
+def flux(*, guidance: bool = True, seed: int = 0) -> Any:
+    """A FluxPipeline: 2 double and 2 single blocks of width 32, VAE factor 2."""
+    import torch
+    from diffusers import (
+        AutoencoderKL,
+        FlowMatchEulerDiscreteScheduler,
+        FluxPipeline,
+        FluxTransformer2DModel,
+    )
+
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        transformer = FluxTransformer2DModel(
+            patch_size=1,
+            in_channels=16,
+            num_layers=2,
+            num_single_layers=2,
+            attention_head_dim=16,
+            num_attention_heads=2,
+            joint_attention_dim=32,
+            pooled_projection_dim=32,
+            axes_dims_rope=[4, 4, 8],
+            guidance_embeds=guidance,
+        )
+        vae = AutoencoderKL(
+            in_channels=3,
+            out_channels=3,
+            down_block_types=("DownEncoderBlock2D",) * 2,
+            up_block_types=("UpDecoderBlock2D",) * 2,
+            block_out_channels=(8, 8),
+            layers_per_block=1,
+            latent_channels=4,
+            norm_num_groups=4,
+            sample_size=32,
+            scaling_factor=1.5,
+            shift_factor=0.1,
+            use_quant_conv=False,
+            use_post_quant_conv=False,
+            force_upcast=False,
+        )
+        text_encoder, text_encoder_2 = _clip(), _t5()
+    scheduler = FlowMatchEulerDiscreteScheduler(
+        shift=3.0 if guidance else 1.0, use_dynamic_shifting=guidance
+    )
+    return FluxPipeline(
+        scheduler=scheduler,
+        vae=vae.eval(),
+        text_encoder=text_encoder,
+        tokenizer=_clip_tokenizer(),
+        text_encoder_2=text_encoder_2,
+        tokenizer_2=_t5_tokenizer(),
+        transformer=transformer.eval(),
+    )
+
+
+def _clip() -> Any:
+    from transformers import CLIPTextConfig, CLIPTextModel
+
+    return CLIPTextModel(
+        CLIPTextConfig(
+            vocab_size=514,
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            max_position_embeddings=_MAX_TOKENS,
+            projection_dim=32,
+            bos_token_id=_CLIP_BOS,
+            eos_token_id=_CLIP_EOS,
+            pad_token_id=_CLIP_EOS,
+            hidden_act="gelu",
+        )
+    ).eval()
+
+
+def _t5() -> Any:
+    from transformers import T5Config, T5EncoderModel
+
+    config = T5Config(vocab_size=128, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4)
+    return T5EncoderModel(config).eval()
+
+
+def _clip_tokenizer() -> Any:
+    from tokenizers.pre_tokenizers import ByteLevel
+    from transformers import CLIPTokenizer
+
+    alphabet = sorted(ByteLevel.alphabet())
+    tokens = alphabet + [c + "</w>" for c in alphabet] + ["<|startoftext|>", "<|endoftext|>"]
+    vocab = {token: i for i, token in enumerate(tokens)}
+    return CLIPTokenizer(vocab=vocab, merges=[], model_max_length=_MAX_TOKENS)
+
+
+def _t5_tokenizer() -> Any:
+    from transformers import T5Tokenizer
+
+    letters = [(chr(c), -3.0) for c in range(33, 127)]
+    vocab = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("\u2581", -2.0), *letters]
+    return T5Tokenizer(vocab=vocab, extra_ids=0, model_max_length=512)

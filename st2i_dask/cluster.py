@@ -1,0 +1,132 @@
+"""Attaching to a Dask cluster: the one place that puts scheduler and worker plugins together."""
+
+from __future__ import annotations
+
+import builtins
+import types
+import weakref
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+from dask.utils import parse_bytes
+
+from .errors import AttachError
+
+if TYPE_CHECKING:
+    from distributed import Client, LocalCluster
+
+# Packages whose version decides the pixels: they must agree between workers.
+_PIXEL_PACKAGES = ("torch", "diffusers", "transformers")
+
+_attached: weakref.WeakSet[Client] = weakref.WeakSet()
+
+
+def attach(
+    client: Client, *, model_bytes: int | str | None = None, device: str | None = None
+) -> None:
+    """Make the client's cluster serve workflows. Idempotent; `submit` calls it when needed.
+
+    model_bytes: budget of each worker for loaded models ("8 GiB" or bytes). Default: half of the
+        worker's memory limit, or 80 % of its CUDA device.
+    device: torch device of the workers. Default: CUDA where there is one.
+
+    Without options, a cluster that is attached already keeps its settings; with options, workers
+    get the new ones. AttachError says which node lacks the package or has another version.
+    """
+    if client.asynchronous:
+        raise AttachError("attach needs a synchronous Client; use Client(..., asynchronous=False)")
+    budget = _budget(model_bytes)
+    configured = budget is not None or device is not None
+    if client in _attached and not configured:
+        return
+    _check_versions(client)
+
+    from scheduler_plugin.plugin import ServingSchedulerPlugin
+    from worker_plugin.plugin import ServingPlugin
+
+    client.register_plugin(ServingSchedulerPlugin())
+    plugin = ServingPlugin(model_bytes=budget, device=device, expected=version("st2i_dask"))
+    plugin.idempotent = not configured
+    results = client.register_plugin(plugin)
+    for address, result in (results or {}).items():
+        if isinstance(result, dict) and result.get("status") == "error":
+            raise AttachError(
+                f"worker {address} could not start serving: {result.get('text', result)}; "
+                "see its log"
+            )
+    _attached.add(client)
+
+
+def local_cluster(n_workers: int = 2, **options: Any) -> LocalCluster:
+    """A Dask cluster on this machine: one process and one thread per worker.
+
+    options: further `distributed.LocalCluster` arguments (memory_limit, dashboard_address, ...).
+    """
+    from distributed import LocalCluster
+
+    if n_workers < 1:
+        raise AttachError(f"n_workers={n_workers}; a cluster needs at least 1 worker")
+    return LocalCluster(
+        n_workers=n_workers, **{"threads_per_worker": 1, "processes": True, **options}
+    )
+
+
+def _budget(model_bytes: int | str | None) -> int | None:
+    if model_bytes is None:
+        return None
+    try:
+        budget = int(parse_bytes(model_bytes))
+    except (ValueError, TypeError):
+        budget = 0
+    if budget <= 0:
+        raise AttachError(
+            f"model_bytes={model_bytes!r} is not a positive size; write for example '8 GiB'"
+        )
+    return budget
+
+
+def _check_versions(client: Client) -> None:
+    probe = _by_value(_versions)
+    here = version("st2i_dask")
+    nodes = {"scheduler": client.run_on_scheduler(probe), **client.run(probe)}
+    for node, found in nodes.items():
+        where = node if node == "scheduler" else f"worker {node}"
+        if found["st2i_dask"] is None:
+            raise AttachError(
+                f"the {where} cannot import st2i_dask; install st2i_dask {here} there "
+                "(pip install st2i_dask) and restart it"
+            )
+        if found["st2i_dask"] != here:
+            raise AttachError(
+                f"the {where} has st2i_dask {found['st2i_dask']}, this client {here}; "
+                "install the same version on client, scheduler and workers"
+            )
+    workers = {node: found for node, found in nodes.items() if node != "scheduler"}
+    for package in _PIXEL_PACKAGES:
+        seen = {found[package]: node for node, found in workers.items()}
+        if len(seen) > 1:
+            listing = ", ".join(f"{v or 'none'} on {node}" for v, node in seen.items())
+            raise AttachError(
+                f"workers differ in {package} ({listing}); images would depend on where they "
+                "run; install one version everywhere"
+            )
+
+
+def _versions() -> dict[str, str | None]:
+    from importlib.metadata import PackageNotFoundError, version
+
+    found: dict[str, str | None] = {}
+    for package in ("st2i_dask", "torch", "diffusers", "transformers"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = None
+    return found
+
+
+def _by_value(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A copy that pickles with its code: the other side may lack this package."""
+    copy = types.FunctionType(function.__code__, {"__builtins__": builtins}, function.__name__)
+    copy.__module__ = "__main__"
+    return copy

@@ -1,0 +1,38 @@
+"""The closed set of errors a user can meet. All are ValueErrors.
+
+Every message says what is wrong, the offending value, the limit, and the cure.
+"""
+
+from __future__ import annotations
+
+
+class St2iError(ValueError):
+    """Base of the set: `except st2i.St2iError` catches every refusal of this package."""
+
+
+class ComposeError(St2iError):
+    """A workflow or ModelFn is put together wrongly; found when composing, before any submit."""
+
+
+class RegistrationError(St2iError):
+    """A workflow cannot be registered, for example because its name is taken."""
+
+
+class ParameterError(St2iError):
+    """A submitted parameter (or tenant) has a wrong name, type or value; nothing was submitted."""
+
+
+class AttachError(St2iError):
+    """The cluster cannot serve: package missing or of another version on scheduler or workers."""
+
+
+class LoadError(St2iError):
+    """A model cannot be found, read, or held within the worker's budget."""
+
+
+class OutputError(St2iError):
+    """A model produced something that must not pass as a result: NaN, black, undeclared."""
+
+
+class PolicyError(St2iError):
+    """A scheduling event or operator setting is not legal; the policy's state is unchanged."""

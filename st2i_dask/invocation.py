@@ -1,0 +1,126 @@
+"""The Dask task: one invocation with its glue, evaluated on a worker.
+
+The worker's executor decides how models are held and where tensors live; this file only walks the
+program. It is imported by the scheduler too, so it must stay cheap to import.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from .dag import substitute
+from .errors import AttachError, OutputError
+from .model_fn import ModelFn
+from .outputs import TaskOutputs
+from .plan import PackedPlan, Plan, unpack
+from .symbol import ParamRef, Ref
+from .trace import GlueNode
+
+#: Name of the WorkerPlugin that holds the executor.
+WORKER_PLUGIN = "st2i-worker"
+
+
+class Executor(Protocol):
+    """What runs invocations on a worker. Later data planes replace what is under it."""
+
+    def run(self, task: BoundTask) -> Any:
+        """The task's result: TaskOutputs, or the workflow's result for the final task."""
+        ...
+
+
+class BoundTask:
+    """A task with its inputs: everything an executor needs to run it."""
+
+    def __init__(
+        self,
+        packed: PackedPlan,
+        position: int,
+        parameters: dict[str, Any],
+        about: dict[str, Any] | None,
+        dependencies: tuple[TaskOutputs, ...],
+    ):
+        self.digest = packed.digest
+        self.plan: Plan = unpack(packed)
+        plan = self.plan
+        self.program = plan.program.tasks[position]
+        self.label = plan.invocation(position).label
+        self.model_fn: ModelFn = plan.invocation(position).model_fn
+        self.about = about  # the result's metadata; None unless this is the final task
+        self._parameters = parameters
+        self.imports: dict[Ref, Any] = {}
+        for source, ref in self.program.imports:
+            exports = plan.program.tasks[self.program.dependencies[source]].exports
+            self.imports[ref] = dependencies[source].values[exports.index(ref)]
+
+    def evaluate(self, components: Mapping[str, Any]) -> Any:
+        """Run glue and model in order. Returns the final value or the tuple of exports."""
+        made: dict[int, Any] = {}
+
+        def value(leaf: Any) -> Any:
+            if isinstance(leaf, ParamRef):
+                return self._parameters[leaf.name]
+            if leaf in self.imports:
+                return self.imports[leaf]
+            whole = made[leaf.node]
+            return whole if leaf.output is None else whole[leaf.output]
+
+        for index in self.program.nodes:
+            node = self.plan.nodes[index]
+            if isinstance(node, GlueNode):
+                result = node.function(
+                    *(substitute(tree, value) for tree in node.args),
+                    **{name: substitute(tree, value) for name, tree in node.kwargs.items()},
+                )
+                if node.outputs is not None:
+                    result = self._unpacked(node, result)
+            else:
+                inputs = dict.fromkeys(node.model_fn.inputs)
+                inputs.update((n, substitute(tree, value)) for n, tree in node.inputs.items())
+                result = node.model_fn.execute(components, **inputs)
+                self._check_outputs(node.label, node.model_fn, result)
+            made[index] = result
+        if self.about is not None:
+            return value(self.plan.result)
+        return tuple(value(ref) for ref in self.program.exports)
+
+    def _check_outputs(self, label: str, model_fn: ModelFn, result: Any) -> None:
+        declared = set(model_fn.outputs)
+        given = set(result) if isinstance(result, Mapping) else None
+        if given != declared:
+            what = sorted(map(str, given)) if given is not None else type(result).__name__
+            raise OutputError(
+                f"workflow {self.plan.workflow!r}: {label} returned {what} but declares "
+                f"{sorted(declared)}; return a dict with exactly the declared outputs"
+            )
+
+    def _unpacked(self, node: GlueNode, result: Any) -> tuple[Any, ...]:
+        values = tuple(result) if isinstance(result, (tuple, list)) else None
+        if values is None or len(values) != node.outputs:
+            raise OutputError(
+                f"workflow {self.plan.workflow!r}: glue {node.label} returned "
+                f"{type(result).__name__} but is declared with outputs={node.outputs}; "
+                "return a tuple of that length"
+            )
+        return values
+
+
+def run_invocation(
+    packed: PackedPlan,
+    position: int,
+    parameters: dict[str, Any],
+    about: dict[str, Any] | None,
+    *dependencies: TaskOutputs,
+) -> Any:
+    """Entry point of every task. Runs in a worker's executor thread."""
+    from distributed import get_worker
+
+    plugin = get_worker().plugins.get(WORKER_PLUGIN)
+    if plugin is None:
+        raise AttachError(
+            f"worker {get_worker().address} has no {WORKER_PLUGIN} plugin; call "
+            "st2i.attach(client) after workers changed their environment"
+        )
+    task = BoundTask(packed, position, parameters, about, dependencies)
+    executor: Executor = plugin.executor
+    return executor.run(task)

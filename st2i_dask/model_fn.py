@@ -1,0 +1,155 @@
+"""ModelFn: a stateless function around one model; the unit of loading, scaling and charging.
+
+A subclass declares its inputs and outputs (`setup_io`), loads its components (`load_model`) and
+runs them (`execute`), as in section 4 of the ServerlessT2I paper. The platform decides where and
+when each of these happens.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, final
+
+from .errors import ComposeError
+from .symbol import Outputs, Symbol
+from .trace import current_trace
+
+
+@dataclass(frozen=True)
+class Input:
+    name: str
+    callback: bool = False
+    optional: bool = False
+
+
+class ModelFn:
+    """One model as a function. Stateless: the same inputs always give the same outputs.
+
+    model_path: a Diffusers folder, a hub id, or whatever `load_model` understands; it must mean the
+        same on every worker.
+    name: what dashboards show; the class name by default.
+    options: JSON values that `load_model` reads from `self.options` (dtype, variant, ...).
+
+    Instances with the same class, model path and options are one model to the platform: loaded once
+    per worker, whatever number of workflows and tenants use it.
+    """
+
+    def __init__(self, model_path: str | None = None, *, name: str | None = None, **options: Any):
+        self.model_path = None if model_path is None else str(model_path)
+        self.name = name or type(self).__name__
+        self.options = options
+        self.inputs: dict[str, Input] = {}
+        self.outputs: tuple[str, ...] = ()
+        self.setup_io()
+        if not self.outputs:
+            raise ComposeError(
+                f"ModelFn {self.name!r} declares no output; call self.add_output(...) in setup_io"
+            )
+        try:
+            self._options_json: str = json.dumps(options, sort_keys=True)
+        except TypeError as error:
+            raise ComposeError(
+                f"ModelFn {self.name!r}: options {options!r} cannot be carried to a worker "
+                f"({error}); use plain strings, numbers, lists and dicts"
+            ) from None
+
+    # -- to override ---------------------------------------------------------------------------
+
+    def setup_io(self) -> None:
+        """Declare inputs and outputs with `add_input` and `add_output`."""
+        raise ComposeError(f"{type(self).__name__} must define setup_io()")
+
+    def load_model(self, model_path: str | None) -> Mapping[str, Any]:
+        """The model's components by name, on the CPU. Runs once per worker, off the event loop."""
+        return {}
+
+    def execute(self, model_components: Mapping[str, Any], **inputs: Any) -> Mapping[str, Any]:
+        """Outputs by name. Every declared input is passed; an optional one that is absent is None.
+
+        Inputs are immutable: other invocations, also a later retry of this one, read the same
+        objects. Runs under `torch.no_grad()` in the executor's thread.
+        """
+        raise ComposeError(f"{type(self).__name__} must define execute()")
+
+    # -- declarations --------------------------------------------------------------------------
+
+    @final
+    def add_input(self, name: str, *, callback: bool = False, optional: bool = False) -> None:
+        """Declare an input. `callback`: needed only midway through `execute`."""
+        self._check_new(name)
+        self.inputs[name] = Input(name, callback, optional)
+
+    @final
+    def add_output(self, name: str) -> None:
+        """Declare an output; `execute` must return it."""
+        self._check_new(name)
+        self.outputs += (name,)
+
+    def _check_new(self, name: str) -> None:
+        if not isinstance(name, str) or not name.isidentifier():
+            raise ComposeError(
+                f"ModelFn {self.name!r}: {name!r} cannot name an input or output; "
+                "use a Python identifier"
+            )
+        if name in self.inputs or name in self.outputs:
+            raise ComposeError(f"ModelFn {self.name!r} declares {name!r} twice; keep one")
+
+    # -- identity ------------------------------------------------------------------------------
+
+    @cached_property
+    def model_key(self) -> str:
+        """Names the loaded model: class, code, path and options. Equal keys share one copy."""
+        cls = type(self)
+        where = f"{cls.__module__}.{cls.__qualname__}"
+        return f"{where}|{code_digest(cls)}|{self.model_path}|{self._options_json}"
+
+    def __repr__(self) -> str:
+        return f"{self.name}({self.model_path!r})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "model_key": self.model_key}
+
+    # -- composing -----------------------------------------------------------------------------
+
+    @final
+    def __call__(self, *args: Any, **kwargs: Any) -> Symbol | Outputs:
+        """Inside a workflow: one invocation, its outputs symbolic. Nothing runs here."""
+        trace = current_trace()
+        if trace is None:
+            raise ComposeError(
+                f"ModelFn {self.name!r} was called outside a workflow; call it in a function "
+                "decorated with @st2i.workflow"
+            )
+        return trace.add_invocation(self, args, kwargs)
+
+
+def code_digest(cls: type) -> str:
+    """Digest of the code of a class and its bases, so that an edited notebook class is another
+    model, and the same class in two processes is the same one. Line numbers do not count."""
+    digest = hashlib.sha256()
+    for base in cls.__mro__:
+        if base in (object, ModelFn):
+            continue
+        for name, value in sorted(vars(base).items()):
+            function = getattr(value, "__func__", value)
+            if isinstance(function, types.FunctionType):
+                digest.update(name.encode())
+                _digest_code(function.__code__, digest)
+    return digest.hexdigest()[:16]
+
+
+def _digest_code(code: types.CodeType, digest: Any) -> None:
+    digest.update(code.co_code)
+    digest.update(repr((code.co_names, code.co_varnames)).encode())
+    for const in code.co_consts:
+        if isinstance(const, types.CodeType):
+            _digest_code(const, digest)
+        elif isinstance(const, frozenset):
+            digest.update(repr(sorted(map(repr, const))).encode())
+        else:
+            digest.update(repr(const).encode())

@@ -1,0 +1,214 @@
+"""A workflow's parameters: what may be submitted, and what is refused before anything is spent.
+
+Two kinds:
+
+* *static* parameters (steps, size, batch) may steer Python loops. They are bound when the workflow
+  is composed; each combination has its own DAG.
+* *data* parameters (prompt, seed, images, scales) stay symbolic: one DAG serves every value.
+
+Without a marker, `int`, `bool` and `Literal[...]` parameters are static, everything else is data,
+and `seed` is data. `Static[int]` and `Data[int]` say it explicitly. Rules go into `Annotated`:
+
+    def flux(prompt: Annotated[str, Prompt(max_chars=2000)],
+             num_steps: Annotated[int, Range(1, 1000)] = 4): ...
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import operator
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+
+from .errors import ComposeError, ParameterError
+from .rules import Range, Rule
+
+T = TypeVar("T")
+
+
+class Kind(Enum):
+    STATIC = "static"
+    DATA = "data"
+
+
+Static = Annotated[T, Kind.STATIC]
+Data = Annotated[T, Kind.DATA]
+
+
+# torch.Generator.manual_seed takes exactly these.
+SEED_RANGE = Range(-(2**63), 2**64 - 1)
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One declared parameter of a workflow."""
+
+    name: str
+    kind: Kind
+    annotation: Any  # a type, a union or Literal; inspect.Parameter.empty when not declared
+    default: Any  # inspect.Parameter.empty when required
+    rules: tuple[Rule, ...] = ()
+
+    @property
+    def required(self) -> bool:
+        return self.default is inspect.Parameter.empty
+
+    def check(self, value: Any) -> Any:
+        """The value to use (ints and floats normalised), or ParameterError."""
+        value = self._check_type(value)
+        if value is not None:
+            if self.name == "seed" and type(value) is int:
+                SEED_RANGE.check(self.name, value)
+            for rule in self.rules:
+                rule.check(self.name, value)
+        return value
+
+    def _check_type(self, value: Any) -> Any:
+        if self.annotation is inspect.Parameter.empty or self.annotation is Any:
+            return value
+        choices = _alternatives(self.annotation)
+        for choice in choices:
+            ok, converted = _fits(choice, value)
+            if ok:
+                return converted
+        wanted = " or ".join(map(_type_name, choices))
+        raise ParameterError(
+            f"{self.name}={_short(value)} has type {type(value).__name__}, wanted {wanted}"
+        )
+
+    def describe(self) -> str:
+        """One line for `st2i workflows`: type, default, rules."""
+        parts = [" | ".join(map(_type_name, _alternatives(self.annotation)))]
+        if not self.required:
+            parts.append(f"default {self.default!r}")
+        parts += [rule.describe() for rule in self.rules]
+        return ", ".join(parts)
+
+
+def declared(function: Callable[..., Any], owner: str) -> tuple[Parameter, ...]:
+    """The parameters of an orchestrator function. ComposeError for *args, **kwargs or bad defaults."""
+    try:
+        hints = typing.get_type_hints(function, include_extras=True)
+    except NameError as error:
+        raise ComposeError(
+            f"workflow {owner!r}: an annotation cannot be resolved ({error}); "
+            "use types that are visible where the function is defined"
+        ) from None
+    found: list[Parameter] = []
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            raise ComposeError(
+                f"workflow {owner!r}: parameter *{parameter.name} has no fixed name; "
+                "declare every parameter by name"
+            )
+        annotation = hints.get(parameter.name, inspect.Parameter.empty)
+        marks: tuple[Any, ...] = ()
+        if get_origin(annotation) is Annotated:
+            annotation, *rest = get_args(annotation)
+            marks = tuple(rest)
+        kinds = [mark for mark in marks if isinstance(mark, Kind)]
+        found.append(
+            Parameter(
+                parameter.name,
+                kinds[0] if kinds else _default_kind(parameter.name, annotation),
+                annotation,
+                parameter.default,
+                tuple(mark for mark in marks if hasattr(mark, "check")),
+            )
+        )
+    for made in found:
+        if not made.required and made.default is not None:
+            try:
+                made.check(made.default)
+            except ParameterError as error:
+                raise ComposeError(f"workflow {owner!r}: the default is refused: {error}") from None
+    return tuple(found)
+
+
+def bind(
+    parameters: Iterable[Parameter], values: Mapping[str, Any], owner: str
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Checked values, split into (static, data), defaults filled in. ParameterError otherwise."""
+    parameters = tuple(parameters)
+    names = [parameter.name for parameter in parameters]
+    for name in values:
+        if name not in names:
+            close = difflib.get_close_matches(name, names, n=1)
+            hint = f"did you mean {close[0]!r}? " if close else ""
+            raise ParameterError(
+                f"workflow {owner!r} has no parameter {name!r}; {hint}it takes: {', '.join(names)}"
+            )
+    static: dict[str, Any] = {}
+    data: dict[str, Any] = {}
+    for parameter in parameters:
+        if parameter.name in values:
+            try:
+                value = parameter.check(values[parameter.name])
+            except ParameterError as error:
+                raise ParameterError(f"workflow {owner!r}: {error}") from None
+        elif parameter.required:
+            raise ParameterError(
+                f"workflow {owner!r} misses parameter {parameter.name!r}; "
+                f"it takes: {', '.join(names)}"
+            )
+        else:
+            value = parameter.default
+        (static if parameter.kind is Kind.STATIC else data)[parameter.name] = value
+    return static, data
+
+
+def _default_kind(name: str, annotation: Any) -> Kind:
+    if name == "seed":
+        return Kind.DATA
+    kinds = _alternatives(annotation)
+    if all(kind in (int, bool) or get_origin(kind) is Literal for kind in kinds):
+        return Kind.STATIC
+    return Kind.DATA
+
+
+def _alternatives(annotation: Any) -> list[Any]:
+    if get_origin(annotation) in (Union, types.UnionType):
+        return [arg for arg in get_args(annotation) if arg is not types.NoneType] + (
+            [None] if types.NoneType in get_args(annotation) else []
+        )
+    return [annotation]
+
+
+def _fits(choice: Any, value: Any) -> tuple[bool, Any]:
+    """Whether `value` is of type `choice`, and the plain value to carry."""
+    if choice is None:
+        return value is None, value
+    if get_origin(choice) is Literal:
+        return value in get_args(choice), value
+    if choice in (int, float) and isinstance(value, bool):
+        return False, value
+    if choice is int:
+        try:
+            return True, operator.index(value)  # NumPy integers too, floats never
+        except TypeError:
+            return False, value
+    if choice is float:
+        try:
+            return not isinstance(value, str), float(value)
+        except (TypeError, ValueError):
+            return False, value
+    plain = get_origin(choice) or choice
+    return (isinstance(value, plain) if isinstance(plain, type) else True), value
+
+
+def _type_name(choice: Any) -> str:
+    if choice is inspect.Parameter.empty:
+        return "any"
+    if get_origin(choice) is Literal:
+        return " | ".join(map(repr, get_args(choice)))
+    return "None" if choice is None else getattr(choice, "__name__", str(choice))
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,76 @@
+"""A request: one run of a workflow for a tenant, as a Dask graph with one task per invocation."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from typing import Any
+
+from dask._task_spec import Task, TaskRef
+
+from .fusion import Program
+from .invocation import run_invocation
+from .plan import PackedPlan
+
+#: The task annotation that scheduler and workers read. Its value is a dict, see `annotation`.
+ANNOTATION = "st2i"
+
+
+@dataclass(frozen=True)
+class Composed:
+    """One combination of a workflow's static parameters, ready to be submitted any number of times."""
+
+    workflow: str
+    version: str
+    program: Program
+    packed: PackedPlan
+    labels: tuple[str, ...]  # per position: the ModelFn's name, one Dask progress bar each
+    model_keys: tuple[str, ...]  # per position
+    bucket: str  # the static parameters that decide what one invocation costs
+
+
+@dataclass(frozen=True)
+class Request:
+    """The graph of one request. `key` is the Dask key of its result."""
+
+    key: str
+    tasks: dict[str, Task]
+    annotations: dict[str, dict[str, Any]]  # by key
+
+
+def build_request(
+    composed: Composed, data: dict[str, Any], *, tenant: str, about: dict[str, Any]
+) -> Request:
+    """The tasks of one request.
+
+    data: checked data parameters. about: what the result's metadata says.
+    """
+    request_id = secrets.token_hex(8)
+    keys = [
+        # key_split() of Dask stops at the first part that is not letters: the group is the label.
+        f"{label}-{position:03d}-{request_id}"
+        for position, label in enumerate(composed.labels)
+    ]
+    tasks: dict[str, Task] = {}
+    annotations: dict[str, dict[str, Any]] = {}
+    for task in composed.program.tasks:
+        key = keys[task.position]
+        final = task.position == composed.program.result_position
+        tasks[key] = Task(
+            key,
+            run_invocation,
+            composed.packed,
+            task.position,
+            {name: data[name] for name in task.parameters},
+            about if final else None,
+            *(TaskRef(keys[dependency]) for dependency in task.dependencies),
+        )
+        annotations[key] = {
+            "tenant": tenant,
+            "request": request_id,
+            "workflow": composed.workflow,
+            "position": task.position,
+            "model": composed.model_keys[task.position],
+            "bucket": composed.bucket,
+        }
+    return Request(keys[composed.program.result_position], tasks, annotations)

@@ -1,0 +1,105 @@
+"""Rules: limits on a parameter's value, checked at submit and shown by `st2i workflows`.
+
+They go into `Annotated`: `num_steps: Annotated[int, Range(1, 1000)] = 4`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from .errors import ParameterError
+
+
+class Rule(Protocol):
+    """A limit on a parameter's value. `check` raises ParameterError naming `name`."""
+
+    def check(self, name: str, value: Any) -> None: ...
+
+    def describe(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class Range:
+    """Inclusive numeric limits."""
+
+    minimum: float
+    maximum: float
+
+    def check(self, name: str, value: Any) -> None:
+        # Written so that NaN fails: every comparison with it is false.
+        if not self.minimum <= value <= self.maximum:
+            raise ParameterError(
+                f"{name}={value!r} is out of range; allowed: {self.minimum:g} to {self.maximum:g}"
+            )
+
+    def describe(self) -> str:
+        return f"{self.minimum:g} to {self.maximum:g}"
+
+
+@dataclass(frozen=True)
+class Multiple:
+    """A size in pixels: a multiple of `of` between `minimum` and `maximum`, both included."""
+
+    of: int
+    minimum: int
+    maximum: int
+
+    def check(self, name: str, value: Any) -> None:
+        if value % self.of or not self.minimum <= value <= self.maximum:
+            nearest = min(max(round(value / self.of) * self.of, self.minimum), self.maximum)
+            raise ParameterError(
+                f"{name}={value!r} is not an allowed size; allowed: multiples of {self.of} from "
+                f"{self.minimum} to {self.maximum}; nearest: {nearest}"
+            )
+
+    def describe(self) -> str:
+        return f"multiple of {self.of}, {self.minimum} to {self.maximum}"
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """A closed list of values."""
+
+    values: tuple[Any, ...]
+
+    def check(self, name: str, value: Any) -> None:
+        if value not in self.values:
+            raise ParameterError(f"{name}={value!r} is not one of {list(self.values)}")
+
+    def describe(self) -> str:
+        return "one of " + ", ".join(map(str, self.values))
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Text that must say something. `count`, if given, is the model's own measure of length.
+
+    max_chars: limit in characters, checked first (it bounds the cost of tokenising).
+    max_tokens, count: limit in tokens and the function that counts them; a longer prompt would be
+    cut off silently by the pipeline, so it is refused here.
+    """
+
+    max_chars: int = 10_000
+    max_tokens: int | None = None
+    count: Callable[[str], int] | None = None
+
+    def check(self, name: str, value: Any) -> None:
+        if not value.strip():
+            raise ParameterError(f"{name}={value!r} is empty; say what the picture shows")
+        if len(value) > self.max_chars:
+            raise ParameterError(
+                f"{name} is too long: {len(value)} characters, limit {self.max_chars}; shorten it"
+            )
+        if self.max_tokens is not None and self.count is not None:
+            tokens = self.count(value)
+            if tokens > self.max_tokens:
+                raise ParameterError(
+                    f"{name} is too long: {tokens} tokens, limit {self.max_tokens}; shorten it, "
+                    f"the model would not see its end: ...{value[-40:]!r}"
+                )
+
+    def describe(self) -> str:
+        limit = f"{self.max_chars} characters"
+        return limit if self.max_tokens is None else f"{self.max_tokens} tokens"

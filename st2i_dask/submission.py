@@ -1,0 +1,29 @@
+"""Sending requests to the cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import dask
+
+from .request import ANNOTATION, Request
+
+if TYPE_CHECKING:
+    from distributed import Client, Future
+
+
+def submit_requests(client: Client, requests: Sequence[Request]) -> list[Future]:
+    """Submit the graphs in one message; futures in order. Attaches the client if needed."""
+    from .cluster import attach
+
+    attach(client)
+    tasks: dict[str, Any] = {}
+    annotations: dict[str, dict[str, Any]] = {}
+    for request in requests:
+        tasks.update(request.tasks)
+        annotations.update(request.annotations)
+    # The scheduler calls an annotation's value with each key.
+    with dask.annotate(**{ANNOTATION: annotations.get}):
+        futures: list[Future] = client.get(tasks, [r.key for r in requests], sync=False)
+    return futures

@@ -1,0 +1,221 @@
+"""Workflows: orchestrator functions that compose ModelFns, parsed once into a DAG."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from importlib.metadata import version as package_version
+from typing import TYPE_CHECKING, Any
+
+from .dag import build
+from .errors import ComposeError, ParameterError, RegistrationError
+from .fusion import fuse
+from .parameters import Parameter, bind, declared
+from .plan import pack
+from .request import Composed, Request, build_request
+from .tenants import DEFAULT_TENANT, check_tenant
+from .trace import InvocationNode, Trace, current_trace, tracing
+
+if TYPE_CHECKING:
+    from distributed import Client, Future
+
+# Combinations of static parameters kept per workflow.
+_COMPOSED_LIMIT = 64
+
+
+class Workflow:
+    """A registered workflow. Make one with `@st2i.workflow`; submit with `submit` and `map`."""
+
+    def __init__(self, function: Callable[..., Any], name: str, version: str | None):
+        self.function = function
+        self.name = name
+        self.description = (inspect.getdoc(function) or "").partition("\n")[0]
+        self.parameters: tuple[Parameter, ...] = declared(function, name)
+        self._version = version
+        self._composed: OrderedDict[tuple[Any, ...], Composed] = OrderedDict()
+        self._lock = threading.Lock()
+        functools.update_wrapper(self, function)
+
+    def __repr__(self) -> str:
+        return f"<workflow {self.name}({', '.join(p.name for p in self.parameters)})>"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Inside another workflow: composed in place. Elsewhere a workflow is submitted."""
+        if current_trace() is None:
+            raise ComposeError(
+                f"workflow {self.name!r} was called outside a workflow; run it with "
+                f"{self.name}.submit(client, ...)"
+            )
+        return self.function(*args, **kwargs)
+
+    def bind(self, **values: Any) -> tuple[Composed, dict[str, Any], dict[str, Any]]:
+        """Check all parameters: (composed DAG, data parameters, all parameters by name)."""
+        static, data = bind(self.parameters, values, self.name)
+        everything = {p.name: {**static, **data}[p.name] for p in self.parameters}
+        return self.compose(static), data, everything
+
+    def compose(self, static: Mapping[str, Any]) -> Composed:
+        """The composed DAG for these static parameters, cached. ComposeError if it is wrong."""
+        key = tuple((name, repr(value)) for name, value in static.items())
+        with self._lock:
+            if key in self._composed:
+                self._composed.move_to_end(key)
+                return self._composed[key]
+        composed = self._compose(static)
+        with self._lock:
+            self._composed[key] = composed
+            while len(self._composed) > _COMPOSED_LIMIT:
+                self._composed.popitem(last=False)
+        return composed
+
+    def _compose(self, static: Mapping[str, Any]) -> Composed:
+        with tracing(Trace(self.name)) as trace:
+            arguments = {
+                parameter.name: static[parameter.name]
+                if parameter.name in static
+                else trace.parameter(parameter.name)
+                for parameter in self.parameters
+            }
+            result = self.function(**arguments)
+        dag = build(trace, result)
+        program = fuse(dag)
+        packed = pack(dag, program)
+        invocations = [node for node in dag.nodes if isinstance(node, InvocationNode)]
+        return Composed(
+            self.name,
+            self._version or packed.digest,
+            program,
+            packed,
+            tuple(_label(node.model_fn.name) for node in invocations),
+            tuple(node.model_fn.model_key for node in invocations),
+            ",".join(f"{n}={v}" for n, v in sorted(static.items()) if n != "num_steps"),
+        )
+
+    def request(self, tenant: str = DEFAULT_TENANT, **values: Any) -> Request:
+        """The Dask graph of one request; everything is checked, nothing is sent."""
+        check_tenant(tenant)
+        composed, data, everything = self.bind(**values)
+        about: dict[str, Any] = {
+            "workflow": self.name,
+            "version": composed.version,
+            "prompt": everything.get("prompt"),
+            "seed": everything.get("seed"),
+            "steps": everything.get("num_steps"),
+            "size": None,  # known when the image is
+            "tenant": tenant,
+            "parameters": {n: v for n, v in everything.items() if isinstance(v, _PLAIN)},
+            "software": f"st2i_dask {package_version('st2i_dask')}",
+        }
+        return build_request(
+            composed, data, tenant=tenant, about={k: v for k, v in about.items() if v is not None}
+        )
+
+    def submit(self, client: Client, *, tenant: str = DEFAULT_TENANT, **parameters: Any) -> Future:
+        """Submit one request for a tenant; returns at once with a Dask future of the result."""
+        from .submission import submit_requests
+
+        return submit_requests(client, [self.request(tenant, **parameters)])[0]
+
+    def map(
+        self,
+        client: Client,
+        prompts: Iterable[str],
+        *,
+        tenant: str = DEFAULT_TENANT,
+        seed: int | Iterable[int] = 0,
+        **parameters: Any,
+    ) -> list[Future]:
+        """Submit one request per prompt, in one message. All are checked before any is submitted.
+
+        seed: one for all, or one per prompt.
+        """
+        from .submission import submit_requests
+
+        prompts = list(prompts)
+        if isinstance(seed, Iterable):
+            seeds = list(seed)
+            if len(seeds) != len(prompts):
+                raise ParameterError(
+                    f"workflow {self.name!r}: {len(seeds)} seeds for {len(prompts)} prompts; "
+                    "give one seed, or one per prompt"
+                )
+        else:
+            seeds = [seed] * len(prompts)
+        names = {p.name for p in self.parameters}
+        return submit_requests(
+            client,
+            [
+                self.request(
+                    tenant, prompt=prompt, **({"seed": s} if "seed" in names else {}), **parameters
+                )
+                for prompt, s in zip(prompts, seeds, strict=True)
+            ],
+        )
+
+
+_PLAIN = (str, int, float, bool)
+
+
+def _label(name: str) -> str:
+    """A ModelFn's name as Dask's key_split keeps it: no hyphen, first a letter."""
+    label = "".join(c if c.isalnum() or c in "._@" else "_" for c in name)
+    return label if label[:1].isalpha() else f"m{label}"
+
+
+class Registry:
+    """Workflows of this process by name."""
+
+    def __init__(self) -> None:
+        self._workflows: dict[str, Workflow] = {}
+
+    def add(self, workflow: Workflow, replace: bool) -> None:
+        known = self._workflows.get(workflow.name)
+        if known is not None and not replace and not _same_definition(known, workflow):
+            raise RegistrationError(
+                f"a workflow named {workflow.name!r} is already registered (defined in "
+                f"{known.function.__code__.co_filename}); choose another name with "
+                "@st2i.workflow(name=...), or replace it with replace=True"
+            )
+        self._workflows[workflow.name] = workflow
+
+    def __iter__(self) -> Any:
+        return iter(sorted(self._workflows.values(), key=lambda w: w.name))
+
+    def get(self, name: str) -> Workflow | None:
+        return self._workflows.get(name)
+
+
+#: Workflows registered in this process.
+workflows = Registry()
+
+
+def _same_definition(a: Workflow, b: Workflow) -> bool:
+    """The same lines evaluated again (a re-run notebook cell, a reloaded module)."""
+    return a.function.__code__ == b.function.__code__ and not a.function.__closure__
+
+
+def workflow(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    name: str | None = None,
+    version: str | None = None,
+    replace: bool = False,
+) -> Any:
+    """Register an orchestrator function as a workflow.
+
+    The function runs once per combination of static parameters, symbolically: it calls ModelFns and
+    glue and returns one value.
+
+    name: unique in this process; the function's name by default.
+    version: goes into every image's metadata; by default a digest of what is composed.
+    replace: take the name over from another workflow.
+    """
+    if function is None:
+        return functools.partial(workflow, name=name, version=version, replace=replace)
+    made = Workflow(function, name or function.__name__, version)
+    workflows.add(made, replace)
+    return made

@@ -1,0 +1,121 @@
+"""Runs invocations on this worker's device, with models kept in a cache."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from st2i_dask.errors import LoadError
+from st2i_dask.image import finish
+from st2i_dask.invocation import BoundTask
+from st2i_dask.outputs import TaskOutputs, is_tensor, map_values
+
+from .model_cache import ModelCache
+
+
+class CacheExecutor:
+    """Whole models in an LRU cache; tensors pass through Dask as host memory.
+
+    device: a torch device name. On a CUDA device inputs are copied in and exports copied out.
+    Thread-safe; Dask calls it from its task threads.
+    """
+
+    def __init__(self, models: ModelCache, device: str):
+        self.models = models
+        self.device = device
+        # Task programs whose outputs have been seen to pickle; bounded by clearing.
+        self._sendable: set[tuple[str, int]] = set()
+
+    def run(self, task: BoundTask) -> Any:
+        """The task's result; its seconds go to the completion message (`measured`)."""
+        seconds = {"load": 0.0, "compute": 0.0, "transfer": 0.0}
+        model_fn = task.model_fn
+
+        def load() -> Mapping[str, Any]:
+            start = time.perf_counter()
+            try:
+                components = model_fn.load_model(model_fn.model_path)
+                if not isinstance(components, Mapping):
+                    raise LoadError(
+                        f"{model_fn.name}.load_model returned {type(components).__name__}; "
+                        "return a dict of components by name"
+                    )
+                for component in _modules(components):
+                    component.to(self.device)
+                return components
+            finally:
+                seconds["load"] = time.perf_counter() - start
+
+        with self.models.lease(model_fn.model_key, load, nbytes) as components:
+            start = time.perf_counter()
+            if self.device != "cpu":
+                task.imports = map_values(task.imports, is_tensor, self._to_device)
+            here = time.perf_counter()
+            with _no_grad():
+                result = task.evaluate(components)
+            done = time.perf_counter()
+            if task.about is not None:
+                result = finish(result, task.about)
+            else:
+                result = TaskOutputs(map_values(result, is_tensor, _to_host))
+                self._check_sendable(task, result)
+            seconds["compute"] = done - here
+            seconds["transfer"] = time.perf_counter() - done + here - start
+        _report(seconds)
+        return result
+
+    def _check_sendable(self, task: BoundTask, outputs: TaskOutputs) -> None:
+        """Once per task program: its outputs are of the same kinds in every request."""
+        program = (task.digest, task.program.position)
+        if program not in self._sendable:
+            outputs.check_sendable(f"workflow {task.plan.workflow!r}: {task.label}")
+            if len(self._sendable) > 10_000:
+                self._sendable.clear()
+            self._sendable.add(program)
+
+    def _to_device(self, tensor: Any) -> Any:
+        return tensor.to(self.device)
+
+
+def nbytes(components: Mapping[str, Any]) -> int:
+    """Bytes of the parameters and buffers of all modules, storage that is shared counted once."""
+    storages: dict[int, int] = {}
+    for module in _modules(components):
+        for module_ in module.components.values() if hasattr(module, "components") else [module]:
+            if hasattr(module_, "parameters"):
+                for tensor in [*module_.parameters(), *module_.buffers()]:
+                    storage = tensor.untyped_storage()
+                    storages[storage.data_ptr()] = storage.nbytes()
+    return sum(storages.values())
+
+
+def _modules(components: Mapping[str, Any]) -> list[Any]:
+    """The components that live on a device: modules and Diffusers pipelines."""
+    return [
+        value
+        for value in components.values()
+        if hasattr(value, "to") and (hasattr(value, "parameters") or hasattr(value, "components"))
+    ]
+
+
+def _to_host(tensor: Any) -> Any:
+    return tensor.detach().to("cpu")
+
+
+def _no_grad() -> Any:
+    """torch.no_grad() if this process has torch at all: models without it do not pay its import."""
+    from contextlib import nullcontext
+
+    torch = sys.modules.get("torch")
+    return torch.no_grad() if torch is not None else nullcontext()
+
+
+def _report(seconds: dict[str, float]) -> None:
+    """Put the measured seconds on the completion message of the running task."""
+    from distributed.worker import get_worker, thread_state
+
+    task = get_worker().state.tasks.get(thread_state.key)
+    if task is not None:
+        task.metadata = {**(task.metadata or {}), "st2i": seconds}

@@ -10,6 +10,7 @@ import random
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from scheduler_plugin import events as ev
 from scheduler_plugin.instructions import Dispatch, Unblock
@@ -250,7 +251,7 @@ class VirtualCluster:
             run = self._running[instruction.executor]
             assert run.decision.key == instruction.key
             run.unblocked = True
-            self.at(self.now, lambda: self._give_up(run))
+            self.at(self.now, partial(self._give_up, run))
 
     # Runs
 
@@ -279,7 +280,7 @@ class VirtualCluster:
             decision.steps,
         )
         self.ran.append(record)
-        invocation = self.policy._running[executor]
+        invocation = self.policy._fleet.running[executor]
         assert invocation.run is not None
         self._by_charge[invocation.run.charge] = record
         run = _Run(

@@ -1,0 +1,126 @@
+"""Charges: from estimates to the ledger, and from measurements back to estimates."""
+
+from __future__ import annotations
+
+from .candidates import Chooser
+from .cost_model import CostModel
+from .critical_path import CriticalPaths
+from .events import Completed, Measured
+from .fleet import Fleet
+from .instructions import Dispatch, Estimate
+from .ledger import VTimeLedger
+from .outline import CostKey
+from .recent import RecentUse
+from .requests import Invocation, Run
+from .settings import Settings
+
+
+class Charging:
+    """Whatever changes a vTime goes through here, so that the chooser learns of it."""
+
+    def __init__(
+        self, settings: Settings, costs: CostModel, paths: CriticalPaths, fleet: Fleet
+    ) -> None:
+        self.ledger = VTimeLedger()
+        self.recent = RecentUse()
+        self.chooser: Chooser  # set by the policy, which builds it from the same estimates
+        self._costs = costs
+        self._paths = paths
+        self._fleet = fleet
+        self.set_settings(settings)
+
+    def set_settings(self, settings: Settings) -> None:
+        self._settings = settings
+        self.ledger.set_weights(settings.weights, settings.default_weight)
+
+    def estimate(self, key: CostKey, missing: float, pull_bytes: int, steps: int) -> Estimate:
+        """What a run is expected to take. missing: share of the model to load there."""
+        transfer_s = 0.0
+        if pull_bytes:
+            learned = self._costs.transfer_s(key)
+            transfer_s = pull_bytes / self._settings.bandwidth if learned is None else learned
+        load_s = self._costs.load_s(key) * missing if missing else 0.0
+        return Estimate(load_s, self._costs.compute_s(key) * steps, transfer_s)
+
+    def dispatched(self, decision: Dispatch, unit_s: float) -> int:
+        """Charge the estimate. unit_s: the part that cannot be interrupted, seconds."""
+        number = self.ledger.charge(decision.tenant, decision.estimate.total_s, unit_s=unit_s)
+        self._vtime_moved(decision.tenant)
+        return number
+
+    def settle(self, tenant: str, run: Run, used: Measured | None, now: float, steps: int) -> None:
+        """Replace the estimate by what was measured, or else by the time since the dispatch."""
+        if used is None:
+            seconds = now - run.started
+            unit_s = min(seconds, run.unit_s) if run.dispatch.steps > 1 else seconds
+        else:
+            seconds = used.total_s
+            unit_s = seconds - used.compute_s * (1 - 1 / steps)
+        self.ledger.settle(run.charge, seconds, unit_s=unit_s)
+        self.recent.add(now, tenant, seconds)
+        self._vtime_moved(tenant)
+
+    def learn(self, run: Run, event: Completed) -> None:
+        """Learn what the run took. If an estimate moved, renew paths, lanes and open charges."""
+        key = run.candidate.cost_key
+        moved = self._costs.observe(
+            key,
+            event.used,
+            steps=event.steps,
+            loaded_share=run.missing,
+            pulled=run.pull_bytes > 0,
+        )
+        if not moved:
+            return
+        for outline in self._paths.cost_moved(key):
+            self.chooser.refresh_outline(outline)
+        self.chooser.refresh_model(None)
+        for invocation in self._fleet.running.values():
+            self._revise(invocation, key)
+
+    def _revise(self, invocation: Invocation, moved: CostKey) -> None:
+        run = invocation.run
+        assert run is not None
+        key = run.candidate.cost_key
+        if run.dispatch.steps == 1 and (key == moved or not self._costs.is_measured(key)):
+            better = self.estimate(key, run.missing, run.pull_bytes, 1).total_s
+            if better != self.ledger.estimate_in_flight(run.charge):
+                self.ledger.revise(run.charge, better)
+                self._vtime_moved(invocation.request.tenant)
+
+    def cut(self, invocation: Invocation, now: float) -> None:
+        """Charge a multi-step run only for what it has used and the step it is in."""
+        run = invocation.run
+        assert run is not None
+        seconds = now - run.started + run.unit_s
+        if seconds < self.ledger.estimate_in_flight(run.charge):
+            self.ledger.revise(run.charge, seconds)
+            self._vtime_moved(invocation.request.tenant)
+
+    def activate(self, tenant: str, now: float) -> None:
+        """The tenant has work. If it had none it is lifted; first, what others have charged for
+        steps they may never run is cut, or the newcomer would be lifted by it."""
+        if self.ledger.is_active(tenant):
+            return
+        for invocation in self._fleet.multi_step.values():
+            self.cut(invocation, now)
+        self.ledger.activate(tenant)
+
+    def deactivate(self, tenant: str) -> None:
+        """The tenant has no work left; nothing happens if that is known."""
+        if self.ledger.is_active(tenant):
+            self.ledger.deactivate(tenant)
+            self.chooser.tenant_left(tenant)
+
+    def becomes_ready(self, tenant: str) -> float:
+        """The tenant has something ready after having had nothing. Its vTime, seconds."""
+        return self.ledger.limit_credit(tenant, self._settings.slack_s)
+
+    def _vtime_moved(self, tenant: str) -> None:
+        self.chooser.set_vtime(tenant, self.ledger.vtime(tenant))
+
+    def _check(self) -> None:
+        self.ledger._check()
+        self.recent._check()
+        self._costs._check()
+        self._paths._check()

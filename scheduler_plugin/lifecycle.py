@@ -1,0 +1,149 @@
+"""How invocations move: into the queue and out of it, through gates, and off executors."""
+
+from __future__ import annotations
+
+from .candidates import Chooser
+from .charging import Charging
+from .events import Event, Measured
+from .fleet import Fleet
+from .instructions import Instruction, Unblock
+from .requests import Invocation, Request, RequestBook, Run, State
+
+
+class Lifecycle:
+    """Keeps book, queue, fleet and charges in step. Every way a run can end passes `end`."""
+
+    def __init__(self, book: RequestBook, fleet: Fleet, charging: Charging) -> None:
+        self.book = book
+        self.fleet = fleet
+        self.charging = charging
+        self.chooser: Chooser = charging.chooser
+
+    def enqueue(self, invocation: Invocation, now: float) -> None:
+        """It is ready: all inputs exist and its producers are dispatched."""
+        tenant = invocation.request.tenant
+        if self.book.standing(tenant).ready:
+            vtime_s = self.charging.ledger.vtime(tenant)
+        else:
+            vtime_s = self.charging.becomes_ready(tenant)
+        self.book.move(invocation.request, invocation.position, State.READY)
+        invocation.candidate.since = now
+        self.chooser.add(invocation.candidate, vtime_s)
+
+    def dequeue(self, invocation: Invocation, to: State) -> None:
+        """Take a ready or gated invocation out of the queue."""
+        if invocation.request.states[invocation.position] is State.READY:
+            self.chooser.discard(invocation.key)
+        self.book.move(invocation.request, invocation.position, to)
+
+    def start(self, invocation: Invocation, run: Run, now: float) -> None:
+        """It runs: off the queue, onto its executor; its callback consumers may follow."""
+        request, position = invocation.request, invocation.position
+        self.chooser.dispatched(run.candidate)
+        self.chooser.discard(invocation.key)
+        self.book.move(request, position, State.RUNNING)
+        self.fleet.occupy(invocation, run)
+        run.charge = self.charging.dispatched(run.dispatch, run.unit_s)
+        self.gates(request, position, now)
+
+    def gates(self, request: Request, position: int, now: float) -> None:
+        """A producer's state moved: open or shut the gates of its callback consumers."""
+        for consumer in request.outline.consumers[position]:
+            state = request.states[consumer]
+            if state is State.GATED:
+                if self.book.gate_open(request, consumer):
+                    self.enqueue(request.invocations[consumer], now)
+            elif state is State.READY and not self.book.gate_open(request, consumer):
+                self.dequeue(request.invocations[consumer], State.GATED)
+
+    def end(
+        self,
+        invocation: Invocation,
+        used: Measured | None,
+        to: State,
+        event: Event,
+        out: list[Instruction],
+        steps: int = 1,
+    ) -> None:
+        """A run has ended in any way: settle its charge, free its executor, release or unblock."""
+        request = invocation.request
+        run = self.fleet.vacate(invocation)
+        self.book.move(request, invocation.position, to)
+        self.charging.settle(request.tenant, run, used, event.now, steps)
+        self.fleet.refresh(run.dispatch.executor)
+        if to is not State.DONE:
+            self.unblock(invocation, event, out)
+        self.gates(request, invocation.position, event.now)
+        self.settle_activity(request.tenant)
+
+    def cancel(
+        self, invocation: Invocation, event: Event, out: list[Instruction], *, stopped: bool
+    ) -> None:
+        """Nobody wants it. A run goes on draining unless it has stopped."""
+        request, position = invocation.request, invocation.position
+        state = request.states[position]
+        if state in (State.READY, State.GATED):
+            self.dequeue(invocation, State.DEAD)
+        elif state is State.BLOCKED:
+            self.book.move(request, position, State.DEAD)
+        elif state is State.RUNNING and stopped:
+            self.end(invocation, None, State.DEAD, event, out)
+        elif state is State.RUNNING:
+            run = self.fleet.vacate(invocation)
+            self.book.move(request, position, State.DEAD)
+            self.book.drained(request.tenant, +1)
+            self.fleet.draining[run.dispatch.executor] = (request.tenant, run)
+            self.unblock(invocation, event, out)
+            self.gates(request, position, event.now)
+
+    def end_draining(self, executor: str, used: Measured | None, now: float) -> None:
+        """The cancelled run there has ended: it is charged like any other."""
+        tenant, run = self.fleet.draining.pop(executor)
+        self.charging.settle(tenant, run, used, now, 1)
+        self.book.drained(tenant, -1)
+        self.fleet.refresh(executor)
+        self.settle_activity(tenant)
+
+    def unblock(self, producer: Invocation, event: Event, out: list[Instruction]) -> None:
+        """Consumers that run now would wait for a producer that is gone: tell them."""
+        request = producer.request
+        for position in request.outline.consumers[producer.position]:
+            consumer = request.invocations.get(position)
+            if consumer is not None and consumer.run is not None:
+                out.append(
+                    Unblock(
+                        consumer.key,
+                        consumer.run.dispatch.executor,
+                        producer.key,
+                        stimulus_id=event.stimulus_id,
+                    )
+                )
+
+    def settle_activity(self, tenant: str) -> None:
+        """Tell the ledger if the tenant has no work left."""
+        if not self.book.standing(tenant).active:
+            self.charging.deactivate(tenant)
+
+    def _check(self) -> None:
+        self.book._check()
+        self.fleet._check()
+        self.charging._check()
+        self.chooser._check()
+        assert len(self.chooser) == self.book.ready
+        running = 0
+        for invocation in self.book.invocations.values():
+            state = invocation.request.states[invocation.position]
+            assert (invocation.key in self.chooser) == (state is State.READY)
+            if invocation.run is not None:
+                running += 1
+                assert self.fleet.running[invocation.run.dispatch.executor] is invocation
+        assert running == len(self.fleet.running)
+        draining: dict[str, int] = {}
+        for tenant, _ in self.fleet.draining.values():
+            draining[tenant] = draining.get(tenant, 0) + 1
+        ledger = self.charging.ledger
+        for tenant, standing in self.book.standings.items():
+            assert standing.draining == draining.pop(tenant, 0)
+            assert ledger.is_active(tenant) == standing.active
+        assert not draining
+        assert set(ledger.active()) <= set(self.book.standings)

@@ -11,9 +11,8 @@ from typing import Any, Protocol
 
 from .dag import substitute
 from .errors import AttachError, OutputError
-from .model_fn import ModelFn
 from .outputs import TaskOutputs
-from .plan import PackedPlan, Plan, unpack
+from .plan import PackedTask, unpack
 from .symbol import ParamRef, Ref
 from .trace import GlueNode
 
@@ -34,24 +33,18 @@ class BoundTask:
 
     def __init__(
         self,
-        packed: PackedPlan,
-        position: int,
+        packed: PackedTask,
         parameters: dict[str, Any],
         about: dict[str, Any] | None,
         dependencies: tuple[TaskOutputs, ...],
     ):
-        self.digest = packed.digest
-        self.plan: Plan = unpack(packed)
-        plan = self.plan
-        self.program = plan.program.tasks[position]
-        self.label = plan.invocation(position).label
-        self.model_fn: ModelFn = plan.invocation(position).model_fn
+        self.digest = packed.plan.digest
+        self.model_fn, self.plan = unpack(packed)
         self.about = about  # the result's metadata; None unless this is the final task
         self._parameters = parameters
-        self.imports: dict[Ref, Any] = {}
-        for source, ref in self.program.imports:
-            exports = plan.program.tasks[self.program.dependencies[source]].exports
-            self.imports[ref] = dependencies[source].values[exports.index(ref)]
+        self.imports: dict[Ref, Any] = {
+            ref: dependencies[source].values[export] for source, export, ref in self.plan.imports
+        }
 
     def evaluate(self, components: Mapping[str, Any]) -> Any:
         """Run glue and model in order. Returns the final value or the tuple of exports."""
@@ -65,8 +58,7 @@ class BoundTask:
             whole = made[leaf.node]
             return whole if leaf.output is None else whole[leaf.output]
 
-        for index in self.program.nodes:
-            node = self.plan.nodes[index]
+        for node in self.plan.nodes:
             if isinstance(node, GlueNode):
                 result = node.function(
                     *(substitute(tree, value) for tree in node.args),
@@ -75,22 +67,22 @@ class BoundTask:
                 if node.outputs is not None:
                     result = self._unpacked(node, result)
             else:
-                inputs = dict.fromkeys(node.model_fn.inputs)
+                inputs = dict.fromkeys(self.model_fn.inputs)
                 inputs.update((n, substitute(tree, value)) for n, tree in node.inputs.items())
-                result = node.model_fn.execute(components, **inputs)
-                self._check_outputs(node.label, node.model_fn, result)
-            made[index] = result
-        if self.about is not None:
+                result = self.model_fn.execute(components, **inputs)
+                self._check_outputs(result)
+            made[node.index] = result
+        if self.plan.result is not None:
             return value(self.plan.result)
-        return tuple(value(ref) for ref in self.program.exports)
+        return tuple(value(ref) for ref in self.plan.program.exports)
 
-    def _check_outputs(self, label: str, model_fn: ModelFn, result: Any) -> None:
-        declared = set(model_fn.outputs)
+    def _check_outputs(self, result: Any) -> None:
+        declared = set(self.model_fn.outputs)
         given = set(result) if isinstance(result, Mapping) else None
         if given != declared:
             what = sorted(map(str, given)) if given is not None else type(result).__name__
             raise OutputError(
-                f"workflow {self.plan.workflow!r}: {label} returned {what} but declares "
+                f"workflow {self.plan.workflow!r}: {self.plan.label} returned {what} but declares "
                 f"{sorted(declared)}; return a dict with exactly the declared outputs"
             )
 
@@ -106,8 +98,7 @@ class BoundTask:
 
 
 def run_invocation(
-    packed: PackedPlan,
-    position: int,
+    packed: PackedTask,
     parameters: dict[str, Any],
     about: dict[str, Any] | None,
     *dependencies: TaskOutputs,
@@ -121,6 +112,6 @@ def run_invocation(
             f"worker {get_worker().address} has no {WORKER_PLUGIN} plugin; call "
             "st2i.attach(client) after workers changed their environment"
         )
-    task = BoundTask(packed, position, parameters, about, dependencies)
+    task = BoundTask(packed, parameters, about, dependencies)
     executor: Executor = plugin.executor
     return executor.run(task)

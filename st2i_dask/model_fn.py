@@ -7,15 +7,14 @@ when each of these happens.
 
 from __future__ import annotations
 
-import hashlib
 import json
-import types
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, final
 
 from .errors import ComposeError
+from .fingerprint import of_class
 from .symbol import Outputs, Symbol
 from .trace import current_trace
 
@@ -106,7 +105,7 @@ class ModelFn:
         """Names the loaded model: class, code, path and options. Equal keys share one copy."""
         cls = type(self)
         where = f"{cls.__module__}.{cls.__qualname__}"
-        return f"{where}|{code_digest(cls)}|{self.model_path}|{self._options_json}"
+        return f"{where}|{of_class(cls, ModelFn)}|{self.model_path}|{self._options_json}"
 
     def __repr__(self) -> str:
         return f"{self.name}({self.model_path!r})"
@@ -126,30 +125,3 @@ class ModelFn:
                 "decorated with @st2i.workflow"
             )
         return trace.add_invocation(self, args, kwargs)
-
-
-def code_digest(cls: type) -> str:
-    """Digest of the code of a class and its bases, so that an edited notebook class is another
-    model, and the same class in two processes is the same one. Line numbers do not count."""
-    digest = hashlib.sha256()
-    for base in cls.__mro__:
-        if base in (object, ModelFn):
-            continue
-        for name, value in sorted(vars(base).items()):
-            function = getattr(value, "__func__", value)
-            if isinstance(function, types.FunctionType):
-                digest.update(name.encode())
-                _digest_code(function.__code__, digest)
-    return digest.hexdigest()[:16]
-
-
-def _digest_code(code: types.CodeType, digest: Any) -> None:
-    digest.update(code.co_code)
-    digest.update(repr((code.co_names, code.co_varnames)).encode())
-    for const in code.co_consts:
-        if isinstance(const, types.CodeType):
-            _digest_code(const, digest)
-        elif isinstance(const, frozenset):
-            digest.update(repr(sorted(map(repr, const))).encode())
-        else:
-            digest.update(repr(const).encode())

@@ -1,8 +1,8 @@
-"""A plan: a composed workflow as workers receive it.
+"""Plans: a composed workflow as workers receive it, one small piece per task.
 
-The client pickles it once; every task of every request carries the same bytes, so a task can run on
-any worker, also after a loss, without asking anybody. The scheduler passes the bytes on unopened: it
-never imports user code. Workers keep the plans they have opened.
+The client pickles each piece once; a task carries its own piece and its ModelFn as bytes, so it can
+run on any worker, also after a loss, without asking anybody. The scheduler passes the bytes on
+unopened: it never imports user code. Workers keep the pieces they have opened.
 """
 
 from __future__ import annotations
@@ -18,78 +18,135 @@ import cloudpickle
 
 from .dag import Dag
 from .errors import ComposeError, LoadError
-from .fusion import Program
-from .trace import InvocationNode, Node
+from .fusion import Program, TaskProgram
+from .model_fn import ModelFn
+from .symbol import Ref
+from .trace import GlueNode, InvocationNode, Node
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Nodes and programs of one composed workflow."""
+class Execution:
+    """The task's invocation as a node. Its ModelFn travels beside the plan."""
+
+    index: int
+    label: str
+    inputs: dict[str, Any]  # trees of constants and leaves
+
+
+@dataclass(frozen=True)
+class TaskPlan:
+    """What one task evaluates: the nodes of its program, in order, and where its inputs come from."""
 
     workflow: str
-    nodes: tuple[Node, ...]
-    result: Any  # Ref
-    program: Program
-
-    def invocation(self, position: int) -> InvocationNode:
-        node = self.nodes[self.program.tasks[position].node]
-        assert isinstance(node, InvocationNode)
-        return node
+    label: str  # of the invocation, for messages
+    program: TaskProgram
+    nodes: tuple[GlueNode | Execution, ...]
+    imports: tuple[tuple[int, int, Ref], ...]  # (index of the dependency, its export, value)
+    result: Ref | None  # the workflow's result, for the task that gives it
 
 
 @dataclass(frozen=True)
-class PackedPlan:
-    """A plan as bytes. `digest` identifies it (hex, 16 characters)."""
+class Packed:
+    """A pickled object. `digest` identifies it (hex, 16 characters)."""
 
     digest: str
     data: bytes
 
 
-def pack(dag: Dag, program: Program) -> PackedPlan:
-    """Pickle once. ComposeError names the node whose constants or code cannot be pickled."""
-    plan = Plan(dag.workflow, dag.nodes, dag.result, program)
+@dataclass(frozen=True)
+class PackedTask:
+    """One task's ModelFn and TaskPlan. Tasks of one model share the ModelFn's bytes."""
+
+    model_fn: Packed
+    plan: Packed
+
+
+def pack(dag: Dag, program: Program) -> tuple[PackedTask, ...]:
+    """One PackedTask per position. ComposeError names what cannot be pickled."""
+    model_fns: dict[int, Packed] = {}
+    packed = []
+    for task in program.tasks:
+        invocation = dag.nodes[task.node]
+        assert isinstance(invocation, InvocationNode)
+        model_fn = invocation.model_fn
+        if id(model_fn) not in model_fns:
+            model_fns[id(model_fn)] = _dumps(model_fn, dag, model_fn.name)
+        plan = TaskPlan(
+            dag.workflow,
+            invocation.label,
+            task,
+            tuple(_planned(dag.nodes[index]) for index in task.nodes),
+            tuple(
+                (source, program.tasks[task.dependencies[source]].exports.index(ref), ref)
+                for source, ref in task.imports
+            ),
+            dag.result if task.position == program.result_position else None,
+        )
+        packed.append(PackedTask(model_fns[id(model_fn)], _dumps(plan, dag, invocation.label)))
+    return tuple(packed)
+
+
+def _planned(node: Node) -> GlueNode | Execution:
+    if isinstance(node, InvocationNode):
+        return Execution(node.index, node.label, node.inputs)
+    return node
+
+
+def _dumps(value: ModelFn | TaskPlan, dag: Dag, label: str) -> Packed:
     try:
-        data = cloudpickle.dumps(plan)
+        data = cloudpickle.dumps(value)
     except Exception as error:
-        raise ComposeError(_blame(dag, error)) from error
-    return PackedPlan(hashlib.sha256(data).hexdigest()[:16], data)
-
-
-def _blame(dag: Dag, error: Exception) -> str:
-    for node in dag.nodes:
-        try:
-            cloudpickle.dumps(node)
-        except Exception as inner:
-            return (
-                f"workflow {dag.workflow!r}: {node.label} cannot be sent to workers: {inner}; "
-                "pass plain values (numbers, strings, arrays) and open files, locks or "
-                "connections in load_model or inside the glue function"
-            )
-    return f"workflow {dag.workflow!r} cannot be sent to workers: {error}"
-
-
-# Opened plans of this process, most recent last. Small: a plan holds no weights.
-_OPENED: OrderedDict[str, Plan] = OrderedDict()
-_OPENED_LIMIT = 256
-_OPENED_LOCK = threading.Lock()
-
-
-def unpack(packed: PackedPlan) -> Plan:
-    """The plan, opened at most once per process while it stays among the recent ones. Any thread."""
-    with _OPENED_LOCK:
-        known = _OPENED.get(packed.digest)
-        if known is not None:
-            _OPENED.move_to_end(packed.digest)
-            return known
-    try:
-        plan: Plan = pickle.loads(packed.data)
-    except ImportError as error:
-        raise LoadError(
-            f"this worker cannot import what the workflow is made of: {error}; install the module "
-            "on every worker, or send it with client.upload_file(...)"
+        if isinstance(value, TaskPlan):
+            label = next((n.label for n in value.nodes if not _pickles(n)), label)
+        raise ComposeError(
+            f"workflow {dag.workflow!r}: {label} cannot be sent to workers: {error}; pass plain "
+            "values (numbers, strings, arrays), and open files, locks or connections in "
+            "load_model or inside the glue function"
         ) from error
-    with _OPENED_LOCK:
-        _OPENED[packed.digest] = plan
-        while len(_OPENED) > _OPENED_LIMIT:
-            _OPENED.popitem(last=False)
-    return plan
+    return Packed(hashlib.sha256(data).hexdigest()[:16], data)
+
+
+def _pickles(value: Any) -> bool:
+    try:
+        cloudpickle.dumps(value)
+    except Exception:
+        return False
+    return True
+
+
+class _Opened:
+    """Unpickled objects of this process by digest, the least recently used out first."""
+
+    def __init__(self, limit: int):
+        self._limit = limit
+        self._values: OrderedDict[str, Any] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, packed: Packed) -> Any:
+        with self._lock:
+            if packed.digest in self._values:
+                self._values.move_to_end(packed.digest)
+                return self._values[packed.digest]
+        try:
+            value = pickle.loads(packed.data)
+        except ImportError as error:
+            raise LoadError(
+                f"this worker cannot import what the workflow is made of: {error}; install the "
+                "module on every worker, or send it with client.upload_file(...)"
+            ) from error
+        with self._lock:
+            # Another thread may have been first: one object per digest.
+            value = self._values.setdefault(packed.digest, value)
+            while len(self._values) > self._limit:
+                self._values.popitem(last=False)
+        return value
+
+
+# A piece holds no weights, some kilobytes at most: these limits are a few megabytes.
+_model_fns = _Opened(1_000)
+_plans = _Opened(4_000)
+
+
+def unpack(packed: PackedTask) -> tuple[ModelFn, TaskPlan]:
+    """The ModelFn and plan, opened at most once per process while recent. Any thread."""
+    return _model_fns.get(packed.model_fn), _plans.get(packed.plan)

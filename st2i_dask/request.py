@@ -10,7 +10,7 @@ from dask._task_spec import Task, TaskRef
 
 from .fusion import Program
 from .invocation import run_invocation
-from .plan import PackedPlan
+from .plan import PackedTask
 
 #: The task annotation that scheduler and workers read. Its value is a dict, see `annotation`.
 ANNOTATION = "st2i"
@@ -23,7 +23,7 @@ class Composed:
     workflow: str
     version: str
     program: Program
-    packed: PackedPlan
+    packed: tuple[PackedTask, ...]  # per position
     labels: tuple[str, ...]  # per position: the ModelFn's name, one Dask progress bar each
     model_keys: tuple[str, ...]  # per position
     bucket: str  # the static parameters that decide what one invocation costs
@@ -59,8 +59,7 @@ def build_request(
         tasks[key] = Task(
             key,
             run_invocation,
-            composed.packed,
-            task.position,
+            composed.packed[task.position],
             {name: data[name] for name in task.parameters},
             about if final else None,
             *(TaskRef(keys[dependency]) for dependency in task.dependencies),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from .dag import build
 from .errors import ComposeError, ParameterError, RegistrationError
+from .fingerprint import of_dag
 from .fusion import fuse
 from .parameters import Parameter, bind, declared
 from .plan import pack
@@ -86,7 +87,7 @@ class Workflow:
         invocations = [node for node in dag.nodes if isinstance(node, InvocationNode)]
         return Composed(
             self.name,
-            self._version or packed.digest,
+            self._version or of_dag(dag),
             program,
             packed,
             tuple(_label(node.model_fn.name) for node in invocations),

@@ -26,7 +26,7 @@ class CacheExecutor:
         self.models = models
         self.device = device
         # Task programs whose outputs have been seen to pickle; bounded by clearing.
-        self._sendable: set[tuple[str, int]] = set()
+        self._sendable: set[str] = set()
 
     def run(self, task: BoundTask) -> Any:
         """The task's result; its seconds go to the completion message (`measured`)."""
@@ -56,8 +56,8 @@ class CacheExecutor:
             with _no_grad():
                 result = task.evaluate(components)
             done = time.perf_counter()
-            if task.about is not None:
-                result = finish(result, task.about)
+            if task.plan.result is not None:
+                result = finish(result, task.about or {})
             else:
                 result = TaskOutputs(map_values(result, is_tensor, _to_host))
                 self._check_sendable(task, result)
@@ -68,12 +68,11 @@ class CacheExecutor:
 
     def _check_sendable(self, task: BoundTask, outputs: TaskOutputs) -> None:
         """Once per task program: its outputs are of the same kinds in every request."""
-        program = (task.digest, task.program.position)
-        if program not in self._sendable:
-            outputs.check_sendable(f"workflow {task.plan.workflow!r}: {task.label}")
+        if task.digest not in self._sendable:
+            outputs.check_sendable(f"workflow {task.plan.workflow!r}: {task.plan.label}")
             if len(self._sendable) > 10_000:
                 self._sendable.clear()
-            self._sendable.add(program)
+            self._sendable.add(task.digest)
 
     def _to_device(self, tensor: Any) -> Any:
         return tensor.to(self.device)

@@ -26,7 +26,7 @@ from enum import Enum
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from .errors import ComposeError, ParameterError
-from .rules import Range, Rule
+from .rules import NOTHING, Range, Rule
 
 T = TypeVar("T")
 
@@ -59,14 +59,17 @@ class Parameter:
         return self.default is inspect.Parameter.empty
 
     def check(self, value: Any) -> Any:
-        """The value to use (ints and floats normalised), or ParameterError."""
+        """The value to use (ints and floats normalised), or ParameterError for its type."""
         value = self._check_type(value)
-        if value is not None:
-            if self.name == "seed" and type(value) is int:
-                SEED_RANGE.check(self.name, value)
-            for rule in self.rules:
-                rule.check(self.name, value)
+        if self.name == "seed" and type(value) is int:
+            SEED_RANGE.check(self.name, value)
         return value
+
+    def check_rules(self, value: Any, values: Mapping[str, Any]) -> None:
+        """ParameterError if a rule refuses the value; `values` are all parameters by name."""
+        if value is not None:
+            for rule in self.rules:
+                rule.check(self.name, value, values)
 
     def _check_type(self, value: Any) -> Any:
         if self.annotation is inspect.Parameter.empty or self.annotation is Any:
@@ -124,7 +127,7 @@ def declared(function: Callable[..., Any], owner: str) -> tuple[Parameter, ...]:
     for made in found:
         if not made.required and made.default is not None:
             try:
-                made.check(made.default)
+                made.check_rules(made.check(made.default), NOTHING)
             except ParameterError as error:
                 raise ComposeError(f"workflow {owner!r}: the default is refused: {error}") from None
     return tuple(found)
@@ -143,22 +146,23 @@ def bind(
             raise ParameterError(
                 f"workflow {owner!r} has no parameter {name!r}; {hint}it takes: {', '.join(names)}"
             )
-    static: dict[str, Any] = {}
-    data: dict[str, Any] = {}
-    for parameter in parameters:
-        if parameter.name in values:
-            try:
-                value = parameter.check(values[parameter.name])
-            except ParameterError as error:
-                raise ParameterError(f"workflow {owner!r}: {error}") from None
-        elif parameter.required:
-            raise ParameterError(
-                f"workflow {owner!r} misses parameter {parameter.name!r}; "
-                f"it takes: {', '.join(names)}"
-            )
-        else:
-            value = parameter.default
-        (static if parameter.kind is Kind.STATIC else data)[parameter.name] = value
+    bound: dict[str, Any] = {}
+    try:
+        for parameter in parameters:
+            if parameter.name in values:
+                bound[parameter.name] = parameter.check(values[parameter.name])
+            elif parameter.required:
+                raise ParameterError(
+                    f"parameter {parameter.name!r} is missing; it takes: {', '.join(names)}"
+                )
+            else:
+                bound[parameter.name] = parameter.default
+        for parameter in parameters:
+            parameter.check_rules(bound[parameter.name], bound)
+    except ParameterError as error:
+        raise ParameterError(f"workflow {owner!r}: {error}") from None
+    static = {p.name: bound[p.name] for p in parameters if p.kind is Kind.STATIC}
+    data = {p.name: bound[p.name] for p in parameters if p.kind is Kind.DATA}
     return static, data
 
 

@@ -5,17 +5,23 @@ They go into `Annotated`: `num_steps: Annotated[int, Range(1, 1000)] = 4`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from .errors import ParameterError
 
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+
 
 class Rule(Protocol):
-    """A limit on a parameter's value. `check` raises ParameterError naming `name`."""
+    """A limit on a parameter's value. `check` raises ParameterError naming `name`.
 
-    def check(self, name: str, value: Any) -> None: ...
+    values: all parameters of the request by name, for rules that depend on another one.
+    """
+
+    def check(self, name: str, value: Any, values: Mapping[str, Any]) -> None: ...
 
     def describe(self) -> str: ...
 
@@ -27,7 +33,7 @@ class Range:
     minimum: float
     maximum: float
 
-    def check(self, name: str, value: Any) -> None:
+    def check(self, name: str, value: Any, values: Mapping[str, Any] = NOTHING) -> None:
         # Written so that NaN fails: every comparison with it is false.
         if not self.minimum <= value <= self.maximum:
             raise ParameterError(
@@ -46,7 +52,7 @@ class Multiple:
     minimum: int
     maximum: int
 
-    def check(self, name: str, value: Any) -> None:
+    def check(self, name: str, value: Any, values: Mapping[str, Any] = NOTHING) -> None:
         if value % self.of or not self.minimum <= value <= self.maximum:
             nearest = min(max(round(value / self.of) * self.of, self.minimum), self.maximum)
             raise ParameterError(
@@ -64,7 +70,7 @@ class OneOf:
 
     values: tuple[Any, ...]
 
-    def check(self, name: str, value: Any) -> None:
+    def check(self, name: str, value: Any, values: Mapping[str, Any] = NOTHING) -> None:
         if value not in self.values:
             raise ParameterError(f"{name}={value!r} is not one of {list(self.values)}")
 
@@ -77,15 +83,15 @@ class Prompt:
     """Text that must say something. `count`, if given, is the model's own measure of length.
 
     max_chars: limit in characters, checked first (it bounds the cost of tokenising).
-    max_tokens, count: limit in tokens and the function that counts them; a longer prompt would be
-    cut off silently by the pipeline, so it is refused here.
+    max_tokens, count: limit in tokens (or the name of the parameter that holds it) and the function
+    that counts them; a longer prompt would be cut off silently by the pipeline, so it is refused.
     """
 
     max_chars: int = 10_000
-    max_tokens: int | None = None
+    max_tokens: int | str | None = None
     count: Callable[[str], int] | None = None
 
-    def check(self, name: str, value: Any) -> None:
+    def check(self, name: str, value: Any, values: Mapping[str, Any] = NOTHING) -> None:
         if not value.strip():
             raise ParameterError(f"{name}={value!r} is empty; say what the picture shows")
         if len(value) > self.max_chars:
@@ -94,12 +100,16 @@ class Prompt:
             )
         if self.max_tokens is not None and self.count is not None:
             tokens = self.count(value)
-            if tokens > self.max_tokens:
+            limit = self.max_tokens
+            if isinstance(limit, str):
+                limit = values.get(limit)
+            if limit is not None and tokens > limit:
                 raise ParameterError(
-                    f"{name} is too long: {tokens} tokens, limit {self.max_tokens}; shorten it, "
+                    f"{name} is too long: {tokens} tokens, limit {limit}; shorten it, "
                     f"the model would not see its end: ...{value[-40:]!r}"
                 )
 
     def describe(self) -> str:
-        limit = f"{self.max_chars} characters"
-        return limit if self.max_tokens is None else f"{self.max_tokens} tokens"
+        if self.max_tokens is None:
+            return f"{self.max_chars} characters"
+        return f"at most {self.max_tokens} tokens"

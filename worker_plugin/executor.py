@@ -57,7 +57,8 @@ class CacheExecutor:
                 result = task.evaluate(components)
             done = time.perf_counter()
             if task.plan.result is not None:
-                result = finish(result, task.about or {})
+                result = finish(map_values(result, is_tensor, _to_client), task.about or {})
+                self._check_sendable(task, TaskOutputs((result,)))
             else:
                 result = TaskOutputs(map_values(result, is_tensor, _to_host))
                 self._check_sendable(task, result)
@@ -101,6 +102,12 @@ def _modules(components: Mapping[str, Any]) -> list[Any]:
 
 def _to_host(tensor: Any) -> Any:
     return tensor.detach().to("cpu")
+
+
+def _to_client(tensor: Any) -> Any:
+    """Dask carries tensors as NumPy arrays, which know no bfloat16: float32 holds it exactly."""
+    tensor = _to_host(tensor)
+    return tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor
 
 
 def _no_grad() -> Any:

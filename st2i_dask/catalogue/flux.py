@@ -289,7 +289,7 @@ def flux_workflow(
     num_steps = num_steps or (28 if guided else 4)
     tokens = _TokenCounter(folder)
 
-    PromptText = Annotated[str, Prompt(max_tokens=max_sequence_length, count=tokens)]
+    PromptText = Annotated[str, Prompt(max_tokens="max_sequence_length", count=tokens)]
     Steps = Annotated[int, Range(1, 1000)]
     Side = Annotated[int, side]
     Guidance = Annotated[float, Range(0, 100)]
@@ -348,4 +348,4 @@ class _TokenCounter:
             if "tokenizer_2" not in self.folder.index:
                 raise LoadError(f"{self.folder.source!r} has no tokenizer_2; copy the folder again")
             self._tokenizer = self.folder.tokenizer("tokenizer_2")
-        return len(self._tokenizer(prompt).input_ids)
+        return len(self._tokenizer(prompt, verbose=False).input_ids)

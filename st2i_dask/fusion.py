@@ -85,34 +85,40 @@ class _Fusion:
 
     def require(self, leaf: Any, task: int) -> None:
         """Make the value of `leaf` available in `task`, by import or by running its glue there."""
+        # A stack of our own: a chain of glue may be longer than Python's.
+        wanted = [(leaf, task)]
+        while wanted:
+            wanted += reversed(self._require_one(*wanted.pop()))
+
+    def _require_one(self, leaf: Any, task: int) -> list[tuple[Any, int]]:
+        """What else is required then: the arguments of glue that this has placed."""
         draft = self.tasks[task]
         if isinstance(leaf, ParamRef):
             draft.parameters.add(leaf.name)
-            return
+            return []
         assert isinstance(leaf, Ref)
         places = self.placed.get(leaf.node, [])
         if task in places:
-            return
+            return []
         # An earlier task on the path to this one that already has it.
         source = next((place for place in places if self.needs[task] >> place & 1), None)
+        more: list[tuple[Any, int]] = []
         if source is None:
             home = self._home(leaf.node)
-            if home is not None and home != task:
-                self._place(leaf.node, home)
-                source = home
-        if source is None:
-            self._place(leaf.node, task)
-            return
+            if home is None or home == task:
+                return self._place(leaf.node, task)
+            more = self._place(leaf.node, home)
+            source = home
         draft.imports.setdefault(leaf, source)
         exports = self.tasks[source].exports
         if leaf not in exports:
             exports.append(leaf)
+        return more
 
-    def _place(self, node: int, task: int) -> None:
+    def _place(self, node: int, task: int) -> list[tuple[Any, int]]:
         self.placed.setdefault(node, []).append(task)
         self.tasks[task].glue.append(node)
-        for leaf in leaves(arguments(self.dag.nodes[node])):
-            self.require(leaf, task)
+        return [(leaf, task) for leaf in leaves(arguments(self.dag.nodes[node]))]
 
     def _home(self, node: int) -> int | None:
         """The invocation that comes after all the others that `node` needs."""

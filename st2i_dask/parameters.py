@@ -7,7 +7,8 @@ Two kinds:
 * *data* parameters (prompt, seed, images, scales) stay symbolic: one DAG serves every value.
 
 Without a marker, `int`, `bool` and `Literal[...]` parameters are static, everything else is data,
-and `seed` is data. `Static[int]` and `Data[int]` say it explicitly. Rules go into `Annotated`:
+and `seed` is data. `Static[int]` and `Data[int]` say it explicitly. A `seed` without annotation is an
+int, and a `prompt: str` without rules is a `Prompt()`. Rules go into `Annotated`:
 
     def flux(prompt: Annotated[str, Prompt(max_chars=2000)],
              num_steps: Annotated[int, Range(1, 1000)] = 4): ...
@@ -21,12 +22,14 @@ import operator
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
+import cloudpickle
+
 from .errors import ComposeError, ParameterError
-from .rules import NOTHING, Range, Rule
+from .rules import NOTHING, Prompt, Range, Rule
 
 T = TypeVar("T")
 
@@ -42,6 +45,12 @@ Data = Annotated[T, Kind.DATA]
 
 # torch.Generator.manual_seed takes exactly these.
 SEED_RANGE = Range(-(2**63), 2**64 - 1)
+
+# What `request`, `submit` and `map` take themselves.
+RESERVED = frozenset({"self", "client", "prompts", "tenant"})
+
+# Values that always pickle.
+_PLAIN = (str, int, float, bool, types.NoneType)
 
 
 @dataclass(frozen=True)
@@ -63,13 +72,30 @@ class Parameter:
         value = self._check_type(value)
         if self.name == "seed" and type(value) is int:
             SEED_RANGE.check(self.name, value)
+        if self.kind is Kind.DATA and type(value) not in _PLAIN:
+            self._check_sendable(value)
         return value
+
+    def _check_sendable(self, value: Any) -> None:
+        try:
+            cloudpickle.dumps(value, protocol=5, buffer_callback=lambda buffer: None)
+        except Exception as error:
+            raise ParameterError(
+                f"{self.name}={_short(value)} cannot be sent to workers: {error}; pass plain "
+                "values (numbers, strings, arrays, images) and open files or connections there"
+            ) from error
 
     def check_rules(self, value: Any, values: Mapping[str, Any]) -> None:
         """ParameterError if a rule refuses the value; `values` are all parameters by name."""
         if value is not None:
             for rule in self.rules:
-                rule.check(self.name, value, values)
+                try:
+                    rule.check(self.name, value, values)
+                except TypeError:  # a rule about numbers, a parameter of any type
+                    raise ParameterError(
+                        f"{self.name}={_short(value)} has type {type(value).__name__}, "
+                        f"wanted {rule.describe()}"
+                    ) from None
 
     def _check_type(self, value: Any) -> Any:
         if self.annotation is inspect.Parameter.empty or self.annotation is Any:
@@ -104,33 +130,53 @@ def declared(function: Callable[..., Any], owner: str) -> tuple[Parameter, ...]:
         ) from None
     found: list[Parameter] = []
     for parameter in inspect.signature(function).parameters.values():
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise ComposeError(
-                f"workflow {owner!r}: parameter *{parameter.name} has no fixed name; "
-                "declare every parameter by name"
+                f"workflow {owner!r}: parameter {parameter.name!r} cannot be passed by its name; "
+                "declare it without *, ** or /"
+            )
+        if parameter.name in RESERVED:
+            raise ComposeError(
+                f"workflow {owner!r}: parameter {parameter.name!r} has the name of an argument of "
+                "submit or map; rename it"
             )
         annotation = hints.get(parameter.name, inspect.Parameter.empty)
+        if parameter.name == "seed" and annotation is inspect.Parameter.empty:
+            annotation = int if parameter.default is not None else int | None
         marks: tuple[Any, ...] = ()
         if get_origin(annotation) is Annotated:
             annotation, *rest = get_args(annotation)
             marks = tuple(rest)
+        if any(get_origin(choice) is Annotated for choice in _alternatives(annotation)):
+            raise ComposeError(
+                f"workflow {owner!r}: the rules of parameter {parameter.name!r} are inside a "
+                "union; put them around it: Annotated[int | None, Range(1, 4)]"
+            )
         kinds = [mark for mark in marks if isinstance(mark, Kind)]
+        rules: tuple[Rule, ...] = tuple(mark for mark in marks if hasattr(mark, "check"))
+        if parameter.name == "prompt" and annotation is str and not rules:
+            rules = (Prompt(),)
         found.append(
             Parameter(
                 parameter.name,
                 kinds[0] if kinds else _default_kind(parameter.name, annotation),
                 annotation,
                 parameter.default,
-                tuple(mark for mark in marks if hasattr(mark, "check")),
+                rules,
             )
         )
-    for made in found:
-        if not made.required and made.default is not None:
-            try:
-                made.check_rules(made.check(made.default), NOTHING)
-            except ParameterError as error:
-                raise ComposeError(f"workflow {owner!r}: the default is refused: {error}") from None
-    return tuple(found)
+    return tuple(_with_checked_default(made, owner) for made in found)
+
+
+def _with_checked_default(made: Parameter, owner: str) -> Parameter:
+    if made.required or made.default is None:
+        return made
+    try:
+        default = made.check(made.default)
+        made.check_rules(default, NOTHING)
+    except ParameterError as error:
+        raise ComposeError(f"workflow {owner!r}: the default is refused: {error}") from None
+    return replace(made, default=default)
 
 
 def bind(
@@ -188,7 +234,8 @@ def _fits(choice: Any, value: Any) -> tuple[bool, Any]:
     if choice is None:
         return value is None, value
     if get_origin(choice) is Literal:
-        return value in get_args(choice), value
+        # 1, 1.0 and True are equal, but only one of them is declared.
+        return any(type(value) is type(arg) and value == arg for arg in get_args(choice)), value
     if choice in (int, float) and isinstance(value, bool):
         return False, value
     if choice is int:
@@ -198,8 +245,8 @@ def _fits(choice: Any, value: Any) -> tuple[bool, Any]:
             return False, value
     if choice is float:
         try:
-            return not isinstance(value, str), float(value)
-        except (TypeError, ValueError):
+            return not isinstance(value, (str, bytes, bytearray)), float(value)
+        except (TypeError, ValueError, OverflowError):
             return False, value
     plain = get_origin(choice) or choice
     return (isinstance(value, plain) if isinstance(plain, type) else True), value

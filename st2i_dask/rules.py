@@ -36,12 +36,10 @@ class Range:
     def check(self, name: str, value: Any, values: Mapping[str, Any] = NOTHING) -> None:
         # Written so that NaN fails: every comparison with it is false.
         if not self.minimum <= value <= self.maximum:
-            raise ParameterError(
-                f"{name}={value!r} is out of range; allowed: {self.minimum:g} to {self.maximum:g}"
-            )
+            raise ParameterError(f"{name}={value!r} is out of range; allowed: {self.describe()}")
 
     def describe(self) -> str:
-        return f"{self.minimum:g} to {self.maximum:g}"
+        return f"{_number(self.minimum)} to {_number(self.maximum)}"
 
 
 @dataclass(frozen=True)
@@ -54,7 +52,9 @@ class Multiple:
 
     def check(self, name: str, value: Any, values: Mapping[str, Any] = NOTHING) -> None:
         if value % self.of or not self.minimum <= value <= self.maximum:
-            nearest = min(max(round(value / self.of) * self.of, self.minimum), self.maximum)
+            lowest = -(-self.minimum // self.of) * self.of
+            highest = self.maximum // self.of * self.of
+            nearest = min(max((value + self.of // 2) // self.of * self.of, lowest), highest)
             raise ParameterError(
                 f"{name}={value!r} is not an allowed size; allowed: multiples of {self.of} from "
                 f"{self.minimum} to {self.maximum}; nearest: {nearest}"
@@ -92,15 +92,24 @@ class Prompt:
     count: Callable[[str], int] | None = None
 
     def check(self, name: str, value: Any, values: Mapping[str, Any] = NOTHING) -> None:
+        if not isinstance(value, str):
+            raise ParameterError(f"{name}={value!r} is not text; give a string")
         if not value.strip():
             raise ParameterError(f"{name}={value!r} is empty; say what the picture shows")
         if len(value) > self.max_chars:
             raise ParameterError(
                 f"{name} is too long: {len(value)} characters, limit {self.max_chars}; shorten it"
             )
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise ParameterError(
+                f"{name} holds {value[error.start]!r} at position {error.start}, half of a "
+                "surrogate pair and no character; decode the text again or remove it"
+            ) from None
         if self.max_tokens is not None and self.count is not None:
             tokens = self.count(value)
-            limit = self.max_tokens
+            limit: Any = self.max_tokens
             if isinstance(limit, str):
                 limit = values.get(limit)
             if limit is not None and tokens > limit:
@@ -113,3 +122,8 @@ class Prompt:
         if self.max_tokens is None:
             return f"{self.max_chars} characters"
         return f"at most {self.max_tokens} tokens"
+
+
+def _number(value: float) -> str:
+    """Whole numbers with every digit: a limit must not be rounded."""
+    return str(value) if isinstance(value, int) else f"{value:g}"

@@ -86,8 +86,15 @@ class Symbol:
     def __float__(self) -> NoReturn:
         self._refuse("float()")
 
-    def __str__(self) -> str:
-        return repr(self)
+    def __complex__(self) -> NoReturn:
+        self._refuse("complex()")
+
+    def __str__(self) -> NoReturn:
+        # A prompt would be made of it without a word.
+        self._refuse("str() (repr() shows what it is)")
+
+    def __fspath__(self) -> NoReturn:
+        self._refuse("a path")
 
     def __format__(self, spec: str) -> NoReturn:
         self._refuse("string formatting")
@@ -109,10 +116,20 @@ class Symbol:
     def _operator(self, *_: object) -> NoReturn:
         self._refuse("an operator")
 
+    def __call__(self, *_: object, **__: object) -> NoReturn:
+        self._refuse("a call")
+
+    def __array__(self, *_: object, **__: object) -> NoReturn:
+        self._refuse("an array")
+
     __lt__ = __le__ = __gt__ = __ge__ = _operator
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _operator
-    __truediv__ = __rtruediv__ = __floordiv__ = __mod__ = __pow__ = __matmul__ = _operator
-    __neg__ = __abs__ = __getitem__ = _operator
+    __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = _operator
+    __divmod__ = __rdivmod__ = __pow__ = __rpow__ = __matmul__ = __rmatmul__ = _operator
+    __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = _operator
+    __lshift__ = __rlshift__ = __rshift__ = __rrshift__ = _operator
+    __neg__ = __pos__ = __abs__ = __invert__ = __round__ = _operator
+    __getitem__ = __setitem__ = __delitem__ = _operator
 
 
 class Outputs:
@@ -138,3 +155,9 @@ class Outputs:
 
     def __iter__(self) -> Iterator[Symbol]:
         return iter(self._symbols.values())
+
+    def __bool__(self) -> NoReturn:
+        raise ComposeError(
+            f"{self._label}: Python control flow needs its outputs, which do not exist while "
+            "composing; do it in a @st2i.glue function"
+        )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import pickle
 import types
+from functools import cached_property
 from typing import Any
 
 from .dag import Dag
@@ -12,10 +14,10 @@ from .trace import InvocationNode
 
 
 def of_class(cls: type, root: type = object) -> str:
-    """Digest (16 hex digits) of the code of a class and its bases below `root`.
+    """Digest (16 hex digits) of a class and its bases below `root`: code, constants, closures.
 
     An edited notebook class is another model, and the same class in two processes is the same one.
-    Line numbers do not count.
+    Line numbers do not count. Module globals are not followed.
     """
     digest = hashlib.sha256()
     for base in cls.__mro__:
@@ -23,9 +25,9 @@ def of_class(cls: type, root: type = object) -> str:
             continue
         for name, value in sorted(vars(base).items()):
             function = getattr(value, "__func__", value)
-            if isinstance(function, types.FunctionType):
+            if isinstance(function, types.FunctionType) or not name.startswith("__"):
                 digest.update(name.encode())
-                _add_code(digest, function.__code__)
+                _add(digest, function, set())
     return digest.hexdigest()[:16]
 
 
@@ -41,10 +43,56 @@ def of_dag(dag: Dag) -> str:
             function = inspect.unwrap(node.function)
             digest.update(f"{function.__module__}.{function.__qualname__}".encode())
             if isinstance(function, types.FunctionType):
-                _add_code(digest, function.__code__)
+                _add(digest, function, set())
             digest.update(_plain((node.args, node.kwargs)).encode())
     digest.update(repr(dag.result).encode())
     return digest.hexdigest()[:16]
+
+
+def _add(digest: Any, value: Any, seen: set[int]) -> None:
+    """Add a function with what it closes over and its defaults, or another value."""
+    if isinstance(value, types.FunctionType):
+        if id(value) in seen:
+            return
+        seen.add(id(value))
+        _add_code(digest, value.__code__)
+        cells = [_content(cell) for cell in value.__closure__ or ()]
+        for part in (*cells, value.__defaults__, value.__kwdefaults__):
+            _add(digest, part, seen)
+    elif isinstance(value, property):
+        for part in (value.fget, value.fset, value.fdel):
+            _add(digest, part, seen)
+    elif isinstance(value, cached_property):
+        _add(digest, value.func, seen)
+    elif type(value) in (list, tuple):
+        for part in value:
+            _add(digest, part, seen)
+    elif type(value) is dict:
+        for key, part in value.items():
+            digest.update(repr(key).encode())
+            _add(digest, part, seen)
+    elif isinstance(value, (set, frozenset)):
+        digest.update(repr(sorted(map(repr, value))).encode())
+    elif isinstance(value, type):
+        digest.update(f"{value.__module__}.{value.__qualname__}".encode())
+    else:
+        digest.update(_bytes(value))
+
+
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not assigned yet
+        return None
+
+
+def _bytes(value: Any) -> bytes:
+    if isinstance(value, (str, int, float, complex, bytes, types.NoneType)):
+        return repr(value).encode("utf-8", "surrogatepass")
+    try:
+        return pickle.dumps(value, protocol=5)
+    except Exception:  # locks, modules and the like: only their kind counts
+        return type(value).__qualname__.encode()
 
 
 def _add_code(digest: Any, code: types.CodeType) -> None:

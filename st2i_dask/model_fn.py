@@ -51,7 +51,7 @@ class ModelFn:
             )
         try:
             self._options_json: str = json.dumps(options, sort_keys=True)
-        except TypeError as error:
+        except (TypeError, ValueError) as error:
             raise ComposeError(
                 f"ModelFn {self.name!r}: options {options!r} cannot be carried to a worker "
                 f"({error}); use plain strings, numbers, lists and dicts"

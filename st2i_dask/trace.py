@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -128,6 +129,15 @@ class Trace:
         outputs: int | None,
     ) -> Symbol | tuple[Symbol, ...]:
         label = self._label(getattr(function, "__name__", "glue"))
+        try:
+            inspect.signature(function).bind(*args, **kwargs)
+        except TypeError as error:
+            raise ComposeError(
+                f"workflow {self.workflow!r}: glue {label} cannot be called like this: {error}; "
+                f"it takes {inspect.signature(function)}"
+            ) from None
+        except ValueError:  # a builtin that does not tell
+            pass
         node = GlueNode(
             len(self.nodes),
             label,

@@ -69,6 +69,7 @@ def build_request(
             "request": request_id,
             "workflow": composed.workflow,
             "position": task.position,
+            "fn": composed.labels[task.position],
             "model": composed.model_keys[task.position],
             "bucket": composed.bucket,
         }

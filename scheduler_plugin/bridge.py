@@ -1,0 +1,250 @@
+"""Between Dask's scheduler and the policy: transitions become events, decisions become dispatches.
+
+Rule between the two kinds of tasks on one worker: they take turns. A worker runs one ModelFn at a time.
+Plain Dask tasks keep Dask's own order and go where Dask sends them; a worker that has any takes no
+ModelFn while another worker is free. When none is, a worker takes a ModelFn after each plain task, and
+a plain task after each ModelFn: neither kind waits for more than one task of the other per worker.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from st2i_dask.errors import St2iError
+from st2i_dask.request import ANNOTATION
+
+from . import events as ev
+from .intake import Intake
+from .policy import FairPolicy
+from .requests import State
+from .seams import Seams
+
+logger = logging.getLogger(__name__)
+
+# Ahead of every plain task in a worker's own queue: the turn has been decided here.
+_FIRST = (-(10**9), 0, 0)
+
+
+class Bridge:
+    """Drives one policy for one scheduler. Event loop only."""
+
+    def __init__(self, scheduler: Any, policy: FairPolicy, clock: Callable[[], float]):
+        self.scheduler = scheduler
+        self.policy = policy
+        self._clock = clock
+        self.intake = Intake(scheduler)
+        self.seams = Seams(scheduler, self)
+        self._chosen: dict[Any, str] = {}  # key -> executor, between decision and dispatch
+        self._plain: dict[str, set[Any]] = {}  # executor -> plain tasks that Dask sent there
+        self._turn: set[str] = set()  # executors where the next turn is a ModelFn's
+        self._busy: set[str] = set()  # executors that the policy was told are busy
+        self._draining: dict[str, Any] = {}  # executor -> cancelled key that still runs there
+
+    def start(self) -> None:
+        self.seams.install()
+        for address in self.scheduler.workers:
+            self.joined(address)
+
+    def stop(self) -> None:
+        self.seams.restore()
+
+    # -- events of the cluster ---------------------------------------------------------------------
+
+    def joined(self, worker: str) -> None:
+        self._tell(ev.ExecutorJoined(self._clock(), worker))
+        for ts in self.scheduler.workers[worker].processing:
+            if not self.owns(ts):
+                self._plain.setdefault(worker, set()).add(ts.key)
+        self.seams.arm()
+
+    def left(self, worker: str) -> None:
+        self._plain.pop(worker, None)
+        self._turn.discard(worker)
+        self._busy.discard(worker)
+        self._draining.pop(worker, None)
+        self._tell(ev.ExecutorLeft(self._clock(), worker))
+
+    def submitted(self, keys: list[Any], stimulus_id: str) -> None:
+        """New tasks: those with a sound annotation become requests of the policy."""
+        for new in self.intake.take(keys):
+            self._tell(
+                ev.RequestSubmitted(
+                    self._clock(), new.name, new.tenant, new.outline, stimulus_id=stimulus_id
+                ),
+                otherwise=lambda new=new: self.intake.disown(new.name),  # type: ignore[misc]
+            )
+
+    # -- events of tasks ---------------------------------------------------------------------------
+
+    def transitioned(
+        self, key: Any, start: str, finish: str, stimulus_id: str, **message: Any
+    ) -> None:
+        entry = self.intake.entries.get(key)
+        if entry is None:
+            self._plain_transitioned(key, start, finish)
+            return
+        if start == "processing":
+            self._run_over(key, finish, stimulus_id, message)
+        elif start == "queued" and finish == "released":
+            self._tell(ev.InvocationUnready(self._clock(), key, stimulus_id=stimulus_id))
+        if finish == "forgotten":
+            request = self.intake.forget(key)
+            if request is not None:
+                self._tell(ev.RequestClosed(self._clock(), request, stimulus_id=stimulus_id))
+
+    def _run_over(self, key: Any, finish: str, stimulus_id: str, message: dict[str, Any]) -> None:
+        if self.policy.state(key) is not State.RUNNING:
+            return  # the executor left first, and with it the run
+        now = self._clock()
+        ts = self.scheduler.tasks[key]
+        executor = self._chosen.pop(key)
+        self._turn.discard(executor)
+        event: ev.Event
+        if finish == "memory":
+            report = (message.get("metadata") or {}).get(ANNOTATION) or {}
+            event = ev.Completed(
+                now,
+                key,
+                _measured(report, message.get("startstops") or ()),
+                missing=dict.fromkeys(report["resident"], 0.0) if "resident" in report else None,
+                free_bytes=report.get("free_bytes"),
+                stimulus_id=stimulus_id,
+            )
+        elif finish == "erred":
+            event = ev.Failed(now, key, stimulus_id=stimulus_id)
+        elif executor not in self.scheduler.workers:
+            self.left(executor)
+            return
+        elif ts.who_wants or ts.waiters:
+            event = ev.Lost(now, key, stimulus_id=stimulus_id)  # Reschedule, or a retry
+        else:
+            # The thread cannot be stopped: the executor is not free before it says so.
+            event = ev.Cancelled(now, key, stimulus_id=stimulus_id)
+            self._draining[executor] = key
+        self._tell(event)
+
+    def _plain_transitioned(self, key: Any, start: str, finish: str) -> None:
+        if finish == "processing":
+            worker = self.scheduler.tasks[key].processing_on.address
+            self._plain.setdefault(worker, set()).add(key)
+        elif start == "processing":
+            for worker, keys in self._plain.items():
+                if key in keys:
+                    keys.discard(key)
+                    self._turn.add(worker)
+                    break
+
+    # -- Owner of the seams ------------------------------------------------------------------------
+
+    def owns(self, ts: Any) -> bool:
+        return ts.key in self.intake.entries
+
+    def ready(self, ts: Any, stimulus_id: str) -> None:
+        entry = self.intake.entries[ts.key]
+        total = 0
+        at: dict[str, int] = {}
+        for dependency in ts.dependencies:
+            total += dependency.nbytes
+            for holder in dependency.who_has or ():
+                at[holder.address] = at.get(holder.address, 0) + dependency.nbytes
+        self._tell(
+            ev.InvocationReady(
+                self._clock(),
+                ts.key,
+                entry.request,
+                entry.position,
+                total,
+                at,
+                stimulus_id=stimulus_id,
+            )
+        )
+
+    def place(self, ts: Any) -> Any:
+        executor = self._chosen.get(ts.key)
+        return self.scheduler.workers.get(executor) if executor is not None else None
+
+    def ended(self, key: Any, worker: str) -> None:
+        if self._draining.get(worker) == key:
+            del self._draining[worker]
+            self._tell(ev.Drained(self._clock(), worker))
+
+    def round(self, stimulus_id: str) -> None:
+        """Decide while an executor is idle; then where it is a ModelFn's turn beside plain tasks."""
+        if not self.policy.queued:
+            return
+        self._note_busy()
+        while self._decide(stimulus_id):
+            pass
+        for worker in sorted(self._turn & self._busy):
+            state = self.scheduler.workers.get(worker)
+            if not self.policy.queued:
+                break
+            if state is None or state not in self.scheduler.running or worker in self._draining:
+                continue
+            if any(self.owns(ts) for ts in state.processing):
+                continue
+            self._set_busy(worker, False)
+            self._decide(stimulus_id)
+            self._set_busy(worker, True)
+
+    # -- inside ------------------------------------------------------------------------------------
+
+    def _decide(self, stimulus_id: str) -> bool:
+        now = self._clock()
+        decision = self.policy.peek(now)
+        if decision is None:
+            return False
+        ts = self.scheduler.tasks[decision.key]
+        self.policy.commit(decision, now)
+        self._chosen[decision.key] = decision.executor
+        ts.priority = _FIRST
+        if not self.seams.dispatch(ts, stimulus_id):
+            # Dask refused it (inputs beyond the worker's memory): it has erred, or waits again.
+            if self.policy.state(decision.key) is State.RUNNING:
+                self._chosen.pop(decision.key, None)
+                self._tell(ev.Lost(now, decision.key, ev.Measured(), stimulus_id=stimulus_id))
+            return False
+        stealing = self.scheduler.extensions.get("stealing")
+        if stealing is not None:
+            stealing.remove_key_from_stealable(ts)
+        return True
+
+    def _note_busy(self) -> None:
+        """Tell the policy which executors plain tasks hold, or which do not run tasks now."""
+        scheduler = self.scheduler
+        for worker, state in scheduler.workers.items():
+            keys = self._plain.get(worker)
+            held = bool(keys) and any(
+                scheduler.tasks[key] not in state.long_running for key in keys or ()
+            )
+            self._set_busy(worker, held or state not in scheduler.running)
+
+    def _set_busy(self, worker: str, busy: bool) -> None:
+        if busy and worker not in self._busy:
+            self._busy.add(worker)
+            self._tell(ev.ExecutorBusy(self._clock(), worker))
+        elif not busy and worker in self._busy:
+            self._busy.discard(worker)
+            self._tell(ev.ExecutorIdle(self._clock(), worker))
+
+    def _tell(self, event: ev.Event, otherwise: Callable[[], None] | None = None) -> None:
+        try:
+            instructions = self.policy.handle(event)
+        except St2iError as error:
+            # The scheduler must live on; the task then takes Dask's own way.
+            if otherwise is not None:
+                otherwise()
+            logger.warning("st2i: %s [%s]", error, event.stimulus_id)
+            return
+        if instructions:
+            logger.debug("st2i: %s", instructions)
+
+
+def _measured(report: dict[str, Any], startstops: Any) -> ev.Measured:
+    """The worker's own seconds; without them, the time that Dask saw the task compute."""
+    if "compute" in report:
+        return ev.Measured(report["load"], report["compute"], report["transfer"])
+    seconds = sum(s["stop"] - s["start"] for s in startstops if s["action"] == "compute")
+    return ev.Measured(compute_s=max(0.0, seconds))

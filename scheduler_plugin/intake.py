@@ -1,0 +1,147 @@
+"""Reading annotations: which tasks are invocations of which request.
+
+Whatever a client writes into an annotation by hand, the scheduler must live with it: what is not
+sound is a plain task, and the log says why, once per reason.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+from st2i_dask.errors import St2iError
+from st2i_dask.request import ANNOTATION
+from st2i_dask.tenants import check_tenant
+
+from .outline import Outline, Step
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A task that the policy dispatches."""
+
+    request: str
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class NewRequest:
+    name: str
+    tenant: str
+    outline: Outline
+
+
+class Intake:
+    """Entries by task key, and how many keys each request still has."""
+
+    def __init__(self, scheduler: Any):
+        self._scheduler = scheduler
+        self.entries: dict[Any, Entry] = {}
+        self._keys: dict[str, set[Any]] = {}  # by request
+        self._warned: set[str] = set()
+
+    def take(self, keys: list[Any]) -> list[NewRequest]:
+        """The requests among newly submitted tasks; their tasks become entries."""
+        found: dict[str, dict[int, tuple[Any, dict[str, Any]]]] = {}
+        for key in keys:
+            ts = self._scheduler.tasks.get(key)
+            annotation = (ts.annotations or {}).get(ANNOTATION) if ts is not None else None
+            if annotation is None or key in self.entries:
+                continue
+            why = _unsound(annotation, ts)
+            if why:
+                self._warn(key, why)
+            else:
+                found.setdefault(annotation["request"], {})[annotation["position"]] = (
+                    key,
+                    annotation,
+                )
+        requests = []
+        for name, tasks in found.items():
+            try:
+                requests.append(self._request(name, tasks))
+            except (St2iError, LookupError, TypeError, ValueError) as error:
+                self._warn(name, f"its tasks make no request ({error})")
+        return requests
+
+    def forget(self, key: Any) -> str | None:
+        """The task is gone; the request's name if it was the last one."""
+        entry = self.entries.pop(key)
+        keys = self._keys[entry.request]
+        keys.discard(key)
+        if keys:
+            return None
+        del self._keys[entry.request]
+        return entry.request
+
+    def disown(self, request: str) -> None:
+        """Its tasks are plain ones from now on."""
+        for key in self._keys.pop(request, ()):
+            del self.entries[key]
+
+    def _request(self, name: str, tasks: dict[int, tuple[Any, dict[str, Any]]]) -> NewRequest:
+        if name in self._keys:
+            raise ValueError(f"request {name!r} exists already")
+        if sorted(tasks) != list(range(len(tasks))):
+            raise ValueError(f"positions {sorted(tasks)} are not 0 to {len(tasks) - 1}")
+        position = {key: number for number, (key, _) in tasks.items()}
+        steps = []
+        for number in range(len(tasks)):
+            key, annotation = tasks[number]
+            dependencies = self._scheduler.tasks[key].dependencies
+            steps.append(
+                Step(
+                    annotation["fn"],
+                    annotation["model"],
+                    annotation["bucket"],
+                    tuple(sorted(position[d.key] for d in dependencies if d.key in position)),
+                    tuple(annotation.get("callbacks", ())),
+                )
+            )
+        _, first = tasks[0]
+        outline = Outline(first["workflow"], tuple(steps))
+        self._keys[name] = set(position)
+        for key, number in position.items():
+            self.entries[key] = Entry(name, number)
+        return NewRequest(name, first["tenant"], outline)
+
+    def _warn(self, key: Any, why: str) -> None:
+        if why not in self._warned and len(self._warned) < 1_000:
+            self._warned.add(why)
+            logger.warning(
+                "task %r has an %r annotation but runs as a plain Dask task: %s",
+                key,
+                ANNOTATION,
+                why,
+            )
+
+    def _check(self) -> None:
+        assert {key for keys in self._keys.values() for key in keys} == set(self.entries)
+        assert all(self._keys.values())
+
+
+_TEXTS = ("request", "workflow", "fn", "model", "bucket")
+
+
+def _unsound(annotation: Any, ts: Any) -> str:
+    """Why the task cannot be dispatched by the policy; empty when it can."""
+    if not isinstance(annotation, dict):
+        return f"the annotation is a {type(annotation).__name__}, not a dict"
+    for name in _TEXTS:
+        if not isinstance(annotation.get(name), str):
+            return f"{name!r} is {annotation.get(name)!r}, not text"
+    position = annotation.get("position")
+    if type(position) is not int or position < 0:
+        return f"'position' is {position!r}, not a whole number >= 0"
+    if not isinstance(ts.key, str):
+        return "its key is not a string"
+    try:
+        check_tenant(annotation.get("tenant"))
+    except St2iError as error:
+        return str(error)
+    if ts.worker_restrictions or ts.host_restrictions or ts.resource_restrictions or ts.actor:
+        return "it is tied to workers, hosts or resources, where the policy cannot choose"
+    return ""

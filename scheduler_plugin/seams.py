@@ -1,0 +1,276 @@
+"""The seams of Dask's scheduler where the fair policy takes over dispatch. Nothing else touches them.
+
+Dask promises none of these internals, so they are checked before anything is changed, and put back
+when the plugin goes:
+
+1. `_TRANSITIONS_TABLE`: three transitions of ModelFn tasks (waiting -> processing becomes waiting ->
+   queued; waiting -> queued; queued -> processing). Every other task takes Dask's own functions.
+2. `queued`: Dask's heap with the ModelFn tasks beside it, so that `ts in scheduler.queued` stays true.
+3. `stimulus_queue_slots_maybe_opened`, which Dask calls whenever a slot may have opened: our round of
+   decisions, then Dask's own for its heap.
+4. `stream_handlers`: the end of a cancelled run is heard, and two messages of ours from workers.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+from st2i_dask.errors import AttachError
+
+#: Releases of `distributed` that the seams were tried with.
+SUPPORTED = "2026.8"
+
+_MESSAGES = ("task-finished", "task-erred", "reschedule")
+
+
+class Owner(Protocol):
+    """Who decides. All calls come from the scheduler's event loop."""
+
+    def owns(self, ts: Any) -> bool:
+        """Whether the task is a ModelFn that the policy dispatches."""
+        ...
+
+    def ready(self, ts: Any, stimulus_id: str) -> None:
+        """The task's inputs exist: it has been queued."""
+        ...
+
+    def place(self, ts: Any) -> Any:
+        """The WorkerState that a decision just made chose for the task; None: none did."""
+        ...
+
+    def round(self, stimulus_id: str) -> None:
+        """Make decisions while an executor is idle."""
+        ...
+
+    def ended(self, key: Any, worker: str) -> None:
+        """The worker says that its run of `key` is over, in whatever way."""
+        ...
+
+
+class Seams:
+    """Installs into one scheduler and restores it."""
+
+    def __init__(self, scheduler: Any, owner: Owner):
+        check(scheduler)
+        self._scheduler = scheduler
+        self._owner = owner
+        self._armed = False
+        self._installed = False
+
+    def install(self) -> None:
+        scheduler = self._scheduler
+        self._heap = scheduler.queued
+        scheduler.queued = QueuedTasks(self._heap, self._owner.owns)
+        self._table = scheduler._TRANSITIONS_TABLE
+        scheduler._TRANSITIONS_TABLE = {
+            **self._table,
+            ("waiting", "processing"): self._waiting_processing,
+            ("waiting", "queued"): self._waiting_queued,
+            ("queued", "processing"): self._queued_processing,
+        }
+        self._plain_slots = scheduler.stimulus_queue_slots_maybe_opened
+        scheduler.stimulus_queue_slots_maybe_opened = self._slots_opened
+        self._handlers = {op: scheduler.stream_handlers[op] for op in _MESSAGES}
+        for op, handler in self._handlers.items():
+            scheduler.stream_handlers[op] = self._hearing(handler)
+        scheduler.stream_handlers["st2i_ended"] = self._run_ended
+        self._installed = True
+
+    def restore(self) -> None:
+        """Put everything back; ModelFn tasks that are queued go into Dask's heap."""
+        if not self._installed:
+            return
+        self._installed = False
+        scheduler = self._scheduler
+        for ts in scheduler.queued.ours:
+            self._heap.add(ts)
+        scheduler.queued = self._heap
+        del scheduler._TRANSITIONS_TABLE  # the class's own
+        del scheduler.stimulus_queue_slots_maybe_opened
+        scheduler.stream_handlers.update(self._handlers)
+        scheduler.stream_handlers.pop("st2i_ended", None)
+        scheduler.stimulus_queue_slots_maybe_opened(stimulus_id="st2i-restored")
+
+    def arm(self) -> None:
+        """A round in the next tick: Dask opens no slots after new tasks arrived."""
+        if not self._armed:
+            self._armed = True
+            self._scheduler.loop.add_callback(self._armed_round)
+
+    def dispatch(self, ts: Any, stimulus_id: str) -> bool:
+        """Send the queued task where `Owner.place` says. False if Dask refused."""
+        self._scheduler.transitions({ts.key: "processing"}, stimulus_id)
+        return bool(ts.state == "processing")
+
+    # -- what Dask calls ---------------------------------------------------------------------------
+
+    def _waiting_processing(self, scheduler: Any, key: Any, stimulus_id: str) -> Any:
+        if self._owner.owns(scheduler.tasks[key]):
+            return {key: "queued"}, {}, {}
+        return self._table["waiting", "processing"](scheduler, key, stimulus_id)
+
+    def _waiting_queued(self, scheduler: Any, key: Any, stimulus_id: str) -> Any:
+        ts = scheduler.tasks[key]
+        if not self._owner.owns(ts):
+            return self._table["waiting", "queued"](scheduler, key, stimulus_id)
+        if scheduler.validate:
+            scheduler._validate_ready(ts)
+        ts.state = "queued"
+        scheduler.queued.add(ts)
+        self._owner.ready(ts, stimulus_id)
+        self.arm()
+        return {}, {}, {}
+
+    def _queued_processing(self, scheduler: Any, key: Any, stimulus_id: str) -> Any:
+        ts = scheduler.tasks[key]
+        if not self._owner.owns(ts):
+            return self._table["queued", "processing"](scheduler, key, stimulus_id)
+        worker = self._owner.place(ts)
+        if worker is None:
+            return {}, {}, {}
+        scheduler.queued.discard(ts)
+        return scheduler._add_to_processing(ts, worker, stimulus_id=stimulus_id)
+
+    def _slots_opened(self, *, stimulus_id: str) -> None:
+        self._owner.round(stimulus_id)
+        scheduler = self._scheduler
+        queued = scheduler.queued
+        scheduler.queued = queued.heap_view
+        try:
+            self._plain_slots(stimulus_id=stimulus_id)
+        finally:
+            scheduler.queued = queued
+
+    def _armed_round(self) -> None:
+        self._armed = False
+        if self._installed:
+            self._scheduler.stimulus_queue_slots_maybe_opened(stimulus_id="st2i-round")
+
+    def _hearing(self, handler: Callable[..., Any]) -> Callable[..., Any]:
+        def heard(*args: Any, key: Any, worker: str, **message: Any) -> Any:
+            self._owner.ended(key, worker)
+            return handler(*args, key=key, worker=worker, **message)
+
+        return heard
+
+    def _run_ended(self, *, key: Any, worker: str, **message: Any) -> None:
+        self._owner.ended(key, worker)
+        self.arm()
+
+
+class QueuedTasks:
+    """Dask's heap of queued tasks, with ModelFn tasks beside it: a set for everything but order."""
+
+    def __init__(self, heap: Any, owns: Callable[[Any], bool]):
+        self.heap = heap
+        self.ours: dict[Any, None] = {}
+        self._owns = owns
+
+    @property
+    def heap_view(self) -> Any:
+        """What Dask's own dispatch may take from: all of the set, but only plain tasks to peek at."""
+        return _HeapView(self)
+
+    def add(self, ts: Any) -> None:
+        if self._owns(ts):
+            self.ours[ts] = None
+        else:
+            self.heap.add(ts)
+
+    def discard(self, ts: Any) -> None:
+        if ts in self.ours:
+            del self.ours[ts]
+        else:
+            self.heap.discard(ts)
+
+    def remove(self, ts: Any) -> None:
+        if ts in self.ours:
+            del self.ours[ts]
+        else:
+            self.heap.remove(ts)
+
+    def peek(self) -> Any:
+        return self.heap.peek()
+
+    def peekn(self, n: int) -> Iterator[Any]:
+        return iter(self.heap.peekn(n))
+
+    def pop(self) -> Any:
+        return self.heap.pop()
+
+    def clear(self) -> None:
+        self.ours.clear()
+        self.heap.clear()
+
+    def __contains__(self, ts: object) -> bool:
+        return ts in self.ours or ts in self.heap
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self.ours
+        yield from self.heap
+
+    def __len__(self) -> int:
+        return len(self.ours) + len(self.heap)
+
+    def __bool__(self) -> bool:
+        return bool(self.ours or self.heap)
+
+
+class _HeapView:
+    """The same set, false when Dask's heap is empty: Dask's dispatch then stops."""
+
+    def __init__(self, queued: QueuedTasks):
+        self._queued = queued
+
+    def __bool__(self) -> bool:
+        return bool(self._queued.heap)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._queued, name)
+
+    def __contains__(self, ts: object) -> bool:
+        return ts in self._queued
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._queued)
+
+    def __len__(self) -> int:
+        return len(self._queued)
+
+
+def check(scheduler: Any) -> None:
+    """AttachError unless this `distributed` has every seam with the signature we know."""
+    import distributed
+
+    problems = []
+    table = getattr(type(scheduler), "_TRANSITIONS_TABLE", {})
+    problems += [
+        f"no transition {start} -> {finish}"
+        for start, finish in (
+            ("waiting", "processing"),
+            ("waiting", "queued"),
+            ("queued", "processing"),
+        )
+        if (start, finish) not in table
+    ]
+    for name, parameters in (
+        ("stimulus_queue_slots_maybe_opened", ["stimulus_id"]),
+        ("_add_to_processing", ["ts", "ws", "stimulus_id"]),
+        ("_validate_ready", ["ts"]),
+        ("transitions", ["recommendations", "stimulus_id"]),
+    ):
+        method = getattr(type(scheduler), name, None)
+        if method is None or list(inspect.signature(method).parameters)[1:] != parameters:
+            problems.append(f"no method {name}({', '.join(parameters)})")
+    queued = getattr(scheduler, "queued", None)
+    if not isinstance(queued, QueuedTasks) and type(queued).__name__ != "HeapSet":
+        problems.append(f"scheduler.queued is a {type(queued).__name__}, not a HeapSet")
+    handlers = getattr(scheduler, "stream_handlers", {})
+    problems += [f"no message {op}" for op in _MESSAGES if op not in handlers]
+    if problems:
+        raise AttachError(
+            f"distributed {distributed.__version__} is not one that st2i_dask knows "
+            f"({'; '.join(problems)}); install distributed {SUPPORTED}"
+        )

@@ -1,0 +1,52 @@
+"""The examples run as they are written."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from PIL import Image
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def run(name: str, *arguments: str, cwd: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / name), *arguments],
+        cwd=cwd,
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def judge(image: Image.Image, prompt: str):
+    from st2i_dask.shapes import parse
+    from st2i_dask.shapes.judge import judge
+
+    return judge(image, parse(prompt))
+
+
+def test_quickstart_draws_its_star(tmp_path):
+    printed = run("quickstart.py", "star.png", cwd=tmp_path)
+    assert "star.png" in printed
+    with Image.open(tmp_path / "star.png") as image:
+        prompt = image.text["prompt"]
+        assert prompt == "a small yellow star on a purple background"
+        verdict = judge(image, prompt)
+    assert verdict.background
+    assert verdict.colour
+
+
+def test_compose_ends_with_its_last_prompt(tmp_path):
+    run("compose.py", "turncoat.png", cwd=tmp_path)
+    with Image.open(tmp_path / "turncoat.png") as image:
+        assert image.text["workflow"] == "turncoat"
+        assert image.text["tenant"] == "alice"
+        verdict = judge(image, "a large red ring on a green background")
+    assert verdict.background

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import cloudpickle
 import numpy as np
 
 from .errors import OutputError
@@ -38,7 +39,7 @@ class TaskOutputs:
     def check_sendable(self, where: str) -> None:
         """OutputError unless the values pickle. Dask would try to send them for ever."""
         try:
-            pickle.dumps(self, protocol=5, buffer_callback=lambda buffer: None)
+            _try_pickle(self)
         except Exception as error:
             kinds = ", ".join(type(value).__name__ for value in self.values)
             raise OutputError(
@@ -50,23 +51,45 @@ class TaskOutputs:
         return f"TaskOutputs({len(self.values)} values, {self.__sizeof__()} bytes)"
 
 
+def _try_pickle(value: Any) -> None:
+    """As Dask does it: cloudpickle where pickle refuses (classes of a notebook)."""
+    try:
+        pickle.dumps(value, protocol=5, buffer_callback=lambda buffer: None)
+    except Exception:
+        cloudpickle.dumps(value, protocol=5, buffer_callback=lambda buffer: None)
+
+
 class _PackedTensor:
-    """A CPU tensor as dtype name, shape and raw bytes."""
+    """A CPU tensor as dtype name, shape, strides and raw bytes.
 
-    __slots__ = ("dtype", "raw", "shape")
+    Strides are kept (channels last, a transposed matrix): kernels choose their order of summation by
+    them, so a result must not depend on whether a tensor has travelled. Gaps and repetitions of a
+    view are left out, as in `Tensor.clone`.
+    """
 
-    def __init__(self, dtype: str, shape: tuple[int, ...], raw: Any):
-        self.dtype, self.shape, self.raw = dtype, shape, raw
+    __slots__ = ("dtype", "raw", "shape", "stride")
+
+    def __init__(self, dtype: str, shape: tuple[int, ...], stride: tuple[int, ...], raw: Any):
+        self.dtype, self.shape, self.stride, self.raw = dtype, shape, stride, raw
 
     @classmethod
     def pack(cls, tensor: Any) -> _PackedTensor:
         import torch
 
-        flat = tensor.detach().reshape(-1)
-        if flat.stride(0) != 1:  # an expanded or strided view
-            flat = flat.clone(memory_format=torch.contiguous_format)
+        tensor = tensor.detach().resolve_conj().resolve_neg()
+        in_memory = cls._as_it_lies(tensor)
+        if not in_memory.is_contiguous():
+            tensor = tensor.clone()
+            in_memory = cls._as_it_lies(tensor)
+        flat = in_memory.as_strided((in_memory.numel(),), (1,))
         raw = flat.view(torch.uint8).numpy() if flat.numel() else np.empty(0, np.uint8)
-        return cls(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), raw)
+        name = str(tensor.dtype).removeprefix("torch.")
+        return cls(name, tuple(tensor.shape), tensor.stride(), raw)
+
+    @staticmethod
+    def _as_it_lies(tensor: Any) -> Any:
+        """The tensor with its dimensions from the widest stride to the narrowest."""
+        return tensor.permute(sorted(range(tensor.ndim), key=tensor.stride, reverse=True))
 
     def unpack(self) -> Any:
         import torch
@@ -74,17 +97,18 @@ class _PackedTensor:
         dtype = getattr(torch, self.dtype)
         raw = np.asarray(self.raw)
         if not raw.size:
-            return torch.empty(self.shape, dtype=dtype)
+            return torch.empty_strided(self.shape, self.stride, dtype=dtype)
         if not raw.flags.writeable or raw.ctypes.data % 64:
             # torch wants writeable storage, and kernels may sum in another order on data that is
             # aligned otherwise than torch's allocator aligns it: images would differ in a bit.
             aligned = torch.empty(raw.size, dtype=torch.uint8)
             aligned.numpy()[:] = raw
-            return aligned.view(dtype).view(self.shape)
-        return torch.from_numpy(raw).view(dtype).view(self.shape)
+        else:
+            aligned = torch.from_numpy(raw)
+        return aligned.view(dtype).as_strided(self.shape, self.stride)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _PackedTensor, (self.dtype, self.shape, self.raw)
+        return _PackedTensor, (self.dtype, self.shape, self.stride, self.raw)
 
 
 def is_tensor(value: Any) -> bool:
@@ -110,7 +134,7 @@ def _map_tensors(tree: Any, function: Any) -> Any:
 
 def _is_plain_tensor(value: Any) -> bool:
     # Subclasses (parameters, quantised tensors) keep their own pickling.
-    if not is_tensor(value) or value.layout != sys.modules["torch"].strided:
+    if not is_tensor(value) or value.layout != sys.modules["torch"].strided or value.is_quantized:
         return False
     return type(value) is sys.modules["torch"].Tensor and value.device.type == "cpu"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +39,9 @@ class GeneratedImage(Image.Image):
 
     def save(self, fp: Any, format: str | None = None, **params: Any) -> None:
         """As PIL's; PNG gets the metadata as text chunks unless `pnginfo` is given."""
-        suffix = Path(fp).suffix.lower() if isinstance(fp, (str, Path)) else ""
-        png = (format or "").upper() == "PNG" or (format is None and suffix in (".png", ".apng"))
+        name = fp if isinstance(fp, (str, bytes, os.PathLike)) else getattr(fp, "name", "")
+        suffix = "" if isinstance(name, int) else Path(os.fsdecode(name)).suffix.lower()
+        png = (format or "").upper() == "PNG" or (not format and suffix in (".png", ".apng"))
         if png and "pnginfo" not in params:
             params["pnginfo"] = text_chunks(self.metadata)
         super().save(fp, format, **params)

@@ -16,6 +16,8 @@ from st2i_dask.errors import St2iError
 from st2i_dask.request import ANNOTATION
 
 from . import events as ev
+from .ahead import ComputedAhead, fused
+from .instructions import Dispatch
 from .intake import Intake
 from .policy import FairPolicy
 from .requests import State
@@ -41,6 +43,7 @@ class Bridge:
         self._turn: set[str] = set()  # executors where the next turn is a ModelFn's
         self._busy: set[str] = set()  # executors that the policy was told are busy
         self._draining: dict[str, Any] = {}  # executor -> cancelled key that still runs there
+        self._ahead = ComputedAhead()
 
     def start(self) -> None:
         self.seams.install()
@@ -110,6 +113,7 @@ class Bridge:
                 _measured(report, message.get("startstops") or ()),
                 missing=dict.fromkeys(report["resident"], 0.0) if "resident" in report else None,
                 free_bytes=report.get("free_bytes"),
+                steps=1 + len(report.get("ahead", ())),
                 stimulus_id=stimulus_id,
             )
         elif finish == "erred":
@@ -157,6 +161,7 @@ class Bridge:
                 entry.position,
                 total,
                 at,
+                steps=entry.steps,
                 stimulus_id=stimulus_id,
             )
         )
@@ -165,10 +170,30 @@ class Bridge:
         executor = self._chosen.get(ts.key)
         return self.scheduler.workers.get(executor) if executor is not None else None
 
-    def ended(self, key: Any, worker: str) -> None:
+    def ended(self, key: Any, worker: str, message: dict[str, Any]) -> None:
         if self._draining.get(worker) == key:
             del self._draining[worker]
             self._tell(ev.Drained(self._clock(), worker))
+        self._ahead.note(key, worker, message)
+
+    def settled(self, key: Any, worker: str) -> None:
+        leftover = self._ahead.leftover(key)
+        if leftover and worker in self.scheduler.stream_comms:
+            self.scheduler.worker_send(
+                worker,
+                {"op": "free-keys", "keys": leftover, "stimulus_id": f"st2i-leftover-{key}"},
+            )
+
+    def computed_on(self, ts: Any) -> Any:
+        worker = self._ahead.worker(ts.key)
+        return self.scheduler.workers.get(worker) if worker is not None else None
+
+    def take_computed(self, key: Any) -> dict[str, Any] | None:
+        message = self._ahead.take(key)
+        if message is not None:
+            entry = self.intake.entries[key]
+            self._tell(ev.Skipped(self._clock(), entry.request, (entry.position,)))
+        return message
 
     def round(self, stimulus_id: str) -> None:
         """Decide while an executor is idle; then where it is a ModelFn's turn beside plain tasks."""
@@ -188,6 +213,10 @@ class Bridge:
             self._set_busy(worker, False)
             self._decide(stimulus_id)
             self._set_busy(worker, True)
+        for instruction in self.policy.yields(self._clock()):
+            self.scheduler.worker_send(
+                instruction.executor, {"op": "st2i_yield", "key": instruction.key}
+            )
 
     # -- inside ------------------------------------------------------------------------------------
 
@@ -200,7 +229,12 @@ class Bridge:
         self.policy.commit(decision, now)
         self._chosen[decision.key] = decision.executor
         ts.priority = _FIRST
-        if not self.seams.dispatch(ts, stimulus_id):
+        alone = ts.run_spec
+        if decision.steps > 1:
+            ts.run_spec = self._fused(decision, ts) or alone
+        sent = self.seams.dispatch(ts, stimulus_id)
+        ts.run_spec = alone  # a re-run after a loss may have other steps
+        if not sent:
             # Dask refused it (inputs beyond the worker's memory): it has erred, or waits again.
             if self.policy.state(decision.key) is State.RUNNING:
                 self._chosen.pop(decision.key, None)
@@ -210,6 +244,13 @@ class Bridge:
         if stealing is not None:
             stealing.remove_key_from_stealable(ts)
         return True
+
+    def _fused(self, decision: Dispatch, ts: Any) -> Any:
+        keys = self.intake.keys_from(ts.key, decision.steps)
+        tasks = [self.scheduler.tasks[key] for key in keys]
+        if any(task.state != "waiting" for task in tasks[1:]):
+            return None
+        return fused([task.run_spec for task in tasks])
 
     def _note_busy(self) -> None:
         """Tell the policy which executors plain tasks hold, or which do not run tasks now."""

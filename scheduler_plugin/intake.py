@@ -14,6 +14,7 @@ from st2i_dask.errors import St2iError
 from st2i_dask.request import ANNOTATION
 from st2i_dask.tenants import check_tenant
 
+from .ahead import chain_lengths
 from .outline import Outline, Step
 
 logger = logging.getLogger(__name__)
@@ -25,6 +26,7 @@ class Entry:
 
     request: str
     position: int
+    steps: int = 1  # how many steps can run as one task from here on
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,7 @@ class Intake:
         self._scheduler = scheduler
         self.entries: dict[Any, Entry] = {}
         self._keys: dict[str, set[Any]] = {}  # by request
+        self._at: dict[str, list[Any]] = {}  # by request: keys by position
         self._warned: set[str] = set()
 
     def take(self, keys: list[Any]) -> list[NewRequest]:
@@ -74,20 +77,26 @@ class Intake:
         keys.discard(key)
         if keys:
             return None
-        del self._keys[entry.request]
+        del self._keys[entry.request], self._at[entry.request]
         return entry.request
 
     def disown(self, request: str) -> None:
         """Its tasks are plain ones from now on."""
+        self._at.pop(request, None)
         for key in self._keys.pop(request, ()):
             del self.entries[key]
+
+    def keys_from(self, key: Any, count: int) -> list[Any]:
+        """The keys of `count` consecutive positions, `key` the first."""
+        entry = self.entries[key]
+        return self._at[entry.request][entry.position : entry.position + count]
 
     def _request(self, name: str, tasks: dict[int, tuple[Any, dict[str, Any]]]) -> NewRequest:
         if name in self._keys:
             raise ValueError(f"request {name!r} exists already")
         if sorted(tasks) != list(range(len(tasks))):
             raise ValueError(f"positions {sorted(tasks)} are not 0 to {len(tasks) - 1}")
-        position = {key: number for number, (key, _) in tasks.items()}
+        position = {tasks[number][0]: number for number in range(len(tasks))}
         steps = []
         for number in range(len(tasks)):
             key, annotation = tasks[number]
@@ -104,8 +113,10 @@ class Intake:
         _, first = tasks[0]
         outline = Outline(first["workflow"], tuple(steps))
         self._keys[name] = set(position)
+        self._at[name] = list(position)
+        lengths = chain_lengths(outline)
         for key, number in position.items():
-            self.entries[key] = Entry(name, number)
+            self.entries[key] = Entry(name, number, lengths[number])
         return NewRequest(name, first["tenant"], outline)
 
     def _warn(self, key: Any, why: str) -> None:
@@ -121,6 +132,7 @@ class Intake:
     def _check(self) -> None:
         assert {key for keys in self._keys.values() for key in keys} == set(self.entries)
         assert all(self._keys.values())
+        assert set(self._at) == set(self._keys)
 
 
 _TEXTS = ("request", "workflow", "fn", "model", "bucket")

@@ -82,7 +82,11 @@ class ServingSchedulerPlugin(SchedulerPlugin):
         report = (message.get("metadata") or {}).get(ANNOTATION)
         if annotation and report:
             self.usage.completed(
-                annotation["tenant"], report["load"], report["compute"], report["transfer"]
+                annotation["tenant"],
+                report["load"],
+                report["compute"],
+                report["transfer"],
+                invocations=1 + len(report.get("ahead", ())),
             )
 
     # -- RPC ---------------------------------------------------------------------------------------

@@ -3,8 +3,9 @@
 Dask promises none of these internals, so they are checked before anything is changed, and put back
 when the plugin goes:
 
-1. `_TRANSITIONS_TABLE`: three transitions of ModelFn tasks (waiting -> processing becomes waiting ->
-   queued; waiting -> queued; queued -> processing). Every other task takes Dask's own functions.
+1. `_TRANSITIONS_TABLE`: transitions of ModelFn tasks (waiting -> processing becomes waiting ->
+   queued; waiting -> queued; queued -> processing; processing -> memory for steps that were computed
+   ahead). Every other task takes Dask's own functions.
 2. `queued`: Dask's heap with the ModelFn tasks beside it, so that `ts in scheduler.queued` stays true.
 3. `stimulus_queue_slots_maybe_opened`, which Dask calls whenever a slot may have opened: our round of
    decisions, then Dask's own for its heap.
@@ -44,8 +45,20 @@ class Owner(Protocol):
         """Make decisions while an executor is idle."""
         ...
 
-    def ended(self, key: Any, worker: str) -> None:
-        """The worker says that its run of `key` is over, in whatever way."""
+    def ended(self, key: Any, worker: str, message: dict[str, Any]) -> None:
+        """The worker says that its run of `key` is over, in whatever way. Before Dask hears it."""
+        ...
+
+    def settled(self, key: Any, worker: str) -> None:
+        """Dask has taken the same message in."""
+        ...
+
+    def computed_on(self, ts: Any) -> Any:
+        """The WorkerState that has computed the task ahead of its turn; None: it must run."""
+        ...
+
+    def take_computed(self, key: Any) -> dict[str, Any] | None:
+        """What Dask's message would have said about a task computed ahead."""
         ...
 
 
@@ -69,6 +82,7 @@ class Seams:
             ("waiting", "processing"): self._waiting_processing,
             ("waiting", "queued"): self._waiting_queued,
             ("queued", "processing"): self._queued_processing,
+            ("processing", "memory"): self._processing_memory,
         }
         self._plain_slots = scheduler.stimulus_queue_slots_maybe_opened
         scheduler.stimulus_queue_slots_maybe_opened = self._slots_opened
@@ -119,6 +133,8 @@ class Seams:
             scheduler._validate_ready(ts)
         ts.state = "queued"
         scheduler.queued.add(ts)
+        if self._owner.computed_on(ts) is not None:
+            return {key: "processing"}, {}, {}
         self._owner.ready(ts, stimulus_id)
         self.arm()
         return {}, {}, {}
@@ -127,11 +143,23 @@ class Seams:
         ts = scheduler.tasks[key]
         if not self._owner.owns(ts):
             return self._table["queued", "processing"](scheduler, key, stimulus_id)
+        worker = self._owner.computed_on(ts)
+        if worker is not None:
+            # The result is there: through `processing` into memory, and nothing to send.
+            scheduler.queued.discard(ts)
+            recommendations, to_clients, _ = scheduler._add_to_processing(
+                ts, worker, stimulus_id=stimulus_id
+            )
+            return {**recommendations, key: "memory"}, to_clients, {}
         worker = self._owner.place(ts)
         if worker is None:
             return {}, {}, {}
         scheduler.queued.discard(ts)
         return scheduler._add_to_processing(ts, worker, stimulus_id=stimulus_id)
+
+    def _processing_memory(self, scheduler: Any, key: Any, stimulus_id: str, **message: Any) -> Any:
+        message = self._owner.take_computed(key) or message
+        return self._table["processing", "memory"](scheduler, key, stimulus_id, **message)
 
     def _slots_opened(self, *, stimulus_id: str) -> None:
         self._owner.round(stimulus_id)
@@ -150,13 +178,15 @@ class Seams:
 
     def _hearing(self, handler: Callable[..., Any]) -> Callable[..., Any]:
         def heard(*args: Any, key: Any, worker: str, **message: Any) -> Any:
-            self._owner.ended(key, worker)
-            return handler(*args, key=key, worker=worker, **message)
+            self._owner.ended(key, worker, message)
+            result = handler(*args, key=key, worker=worker, **message)
+            self._owner.settled(key, worker)
+            return result
 
         return heard
 
     def _run_ended(self, *, key: Any, worker: str, **message: Any) -> None:
-        self._owner.ended(key, worker)
+        self._owner.ended(key, worker, {})
         self.arm()
 
 
@@ -252,6 +282,7 @@ def check(scheduler: Any) -> None:
             ("waiting", "processing"),
             ("waiting", "queued"),
             ("queued", "processing"),
+            ("processing", "memory"),
         )
         if (start, finish) not in table
     ]

@@ -25,9 +25,12 @@ class UsageTotals:
     def __init__(self) -> None:
         self.tenants: dict[str, TenantUsage] = {}
 
-    def completed(self, tenant: str, load: float, compute: float, transfer: float) -> None:
+    def completed(
+        self, tenant: str, load: float, compute: float, transfer: float, invocations: int = 1
+    ) -> None:
+        """A task is done; one that ran several steps counts as that many invocations."""
         usage = self.tenants.setdefault(tenant, TenantUsage())
-        usage.invocations += 1
+        usage.invocations += invocations
         usage.load += load
         usage.compute += compute
         usage.transfer += transfer

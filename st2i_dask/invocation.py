@@ -6,7 +6,8 @@ program. It is imported by the scheduler too, so it must stay cheap to import.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from .dag import substitute
@@ -20,11 +21,28 @@ from .trace import GlueNode
 WORKER_PLUGIN = "st2i-worker"
 
 
-class Executor(Protocol):
-    """What runs invocations on a worker. Later data planes replace what is under it."""
+@dataclass(frozen=True)
+class Call:
+    """One invocation as it stands in a graph: what to run, with which parameters, after which keys.
 
-    def run(self, task: BoundTask) -> Any:
-        """The task's result: TaskOutputs, or the workflow's result for the final task."""
+    about: the result's metadata; None unless this is the final task.
+    """
+
+    packed: PackedTask
+    parameters: dict[str, Any]
+    about: dict[str, Any] | None
+    dependencies: tuple[str, ...]  # keys, in the order of TaskProgram.dependencies
+    key: str
+
+
+class Runner(Protocol):
+    """What runs calls on a worker."""
+
+    def run(self, calls: Sequence[Call], values: dict[str, Any]) -> Any:
+        """The result of the first call; the following ones are its next steps, run ahead.
+
+        values: the results of all keys that the calls depend on and that none of them makes.
+        """
         ...
 
 
@@ -36,7 +54,7 @@ class BoundTask:
         packed: PackedTask,
         parameters: dict[str, Any],
         about: dict[str, Any] | None,
-        dependencies: tuple[TaskOutputs, ...],
+        dependencies: Sequence[TaskOutputs],
     ):
         self.digest = packed.plan.digest
         self.model_fn, self.plan = unpack(packed)
@@ -103,15 +121,26 @@ def run_invocation(
     about: dict[str, Any] | None,
     *dependencies: TaskOutputs,
 ) -> Any:
-    """Entry point of every task. Runs in a worker's executor thread."""
+    """Entry point of a task. Runs in a worker's executor thread."""
+    names = tuple(map(str, range(len(dependencies))))
+    call = Call(packed, parameters, about, names, "")
+    return _runner().run([call], dict(zip(names, dependencies, strict=True)))
+
+
+def run_steps(calls: tuple[Call, ...], names: tuple[str, ...], *dependencies: TaskOutputs) -> Any:
+    """Entry point of a task that runs several steps: the first call's, and what follows it."""
+    return _runner().run(calls, dict(zip(names, dependencies, strict=True)))
+
+
+def _runner() -> Runner:
     from distributed import get_worker
 
-    plugin = get_worker().plugins.get(WORKER_PLUGIN)
+    worker = get_worker()
+    plugin = worker.plugins.get(WORKER_PLUGIN)
     if plugin is None:
         raise AttachError(
-            f"worker {get_worker().address} has no {WORKER_PLUGIN} plugin; call "
-            "st2i.attach(client) after workers changed their environment"
+            f"worker {worker.address} has no {WORKER_PLUGIN} plugin; call st2i.attach(client) "
+            "after workers changed their environment"
         )
-    task = BoundTask(packed, parameters, about, dependencies)
-    executor: Executor = plugin.executor
-    return executor.run(task)
+    runner: Runner = plugin.runner
+    return runner

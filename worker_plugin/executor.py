@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from st2i_dask.errors import LoadError
 from st2i_dask.image import finish
@@ -13,6 +13,14 @@ from st2i_dask.invocation import BoundTask
 from st2i_dask.outputs import TaskOutputs, is_tensor, map_values
 
 from .model_cache import ModelCache
+
+
+class Seconds(NamedTuple):
+    """Device seconds of one invocation."""
+
+    load: float = 0.0
+    compute: float = 0.0
+    transfer: float = 0.0
 
 
 class CacheExecutor:
@@ -28,12 +36,13 @@ class CacheExecutor:
         # Task programs whose outputs have been seen to pickle; bounded by clearing.
         self._sendable: set[str] = set()
 
-    def run(self, task: BoundTask) -> Any:
-        """The task's result; its seconds go to the completion message (`measured`)."""
-        seconds = {"load": 0.0, "compute": 0.0, "transfer": 0.0}
+    def run(self, task: BoundTask) -> tuple[Any, Seconds]:
+        """The task's result (TaskOutputs, or the workflow's result) and what it took."""
+        load_s = 0.0
         model_fn = task.model_fn
 
         def load() -> Mapping[str, Any]:
+            nonlocal load_s
             start = time.perf_counter()
             try:
                 components = model_fn.load_model(model_fn.model_path)
@@ -46,7 +55,7 @@ class CacheExecutor:
                     component.to(self.device)
                 return components
             finally:
-                seconds["load"] = time.perf_counter() - start
+                load_s = time.perf_counter() - start
 
         with self.models.lease(model_fn.model_key, load, nbytes) as components:
             start = time.perf_counter()
@@ -62,10 +71,8 @@ class CacheExecutor:
             else:
                 result = TaskOutputs(map_values(result, is_tensor, _to_host))
                 self._check_sendable(task, result)
-            seconds["compute"] = done - here
-            seconds["transfer"] = time.perf_counter() - done + here - start
-        _report(seconds)
-        return result
+            transfer_s = here - start + time.perf_counter() - done
+        return result, Seconds(load_s, done - here, transfer_s)
 
     def _check_sendable(self, task: BoundTask, outputs: TaskOutputs) -> None:
         """Once per task program: its outputs are of the same kinds in every request."""
@@ -116,12 +123,3 @@ def _no_grad() -> Any:
 
     torch = sys.modules.get("torch")
     return torch.no_grad() if torch is not None else nullcontext()
-
-
-def _report(seconds: dict[str, float]) -> None:
-    """Put the measured seconds on the completion message of the running task."""
-    from distributed.worker import get_worker, thread_state
-
-    task = get_worker().state.tasks.get(thread_state.key)
-    if task is not None:
-        task.metadata = {**(task.metadata or {}), "st2i": seconds}

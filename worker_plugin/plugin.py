@@ -13,6 +13,7 @@ from st2i_dask.invocation import WORKER_PLUGIN
 
 from .executor import CacheExecutor
 from .model_cache import ModelCache
+from .runner import StepRunner
 
 logger = logging.getLogger(__name__)
 
@@ -33,9 +34,10 @@ class ServingPlugin(WorkerPlugin):
         self.device = device
         self.expected = expected
         self.executor: CacheExecutor | None = None
+        self.runner: StepRunner | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "executor": None}
+        return {**self.__dict__, "executor": None, "runner": None}
 
     def setup(self, worker: Any) -> None:
         here = version("st2i_dask")
@@ -47,6 +49,8 @@ class ServingPlugin(WorkerPlugin):
         device = self.device or _default_device()
         budget = self.model_bytes or _default_budget(worker, device)
         self.executor = CacheExecutor(ModelCache(budget), device)
+        self.runner = StepRunner(worker, self.executor)
+        worker.stream_handlers["st2i_yield"] = self.runner.yield_wanted
         # Dask holds messages back for some milliseconds to batch them; a chain of short tasks
         # spends most of its time there.
         worker.batched_stream.interval = 0
@@ -55,7 +59,8 @@ class ServingPlugin(WorkerPlugin):
     def teardown(self, worker: Any) -> None:
         if self.executor is not None:
             self.executor.models.clear()
-            self.executor = None
+            self.executor = self.runner = None
+            worker.stream_handlers.pop("st2i_yield", None)
 
 
 def _default_device() -> str:

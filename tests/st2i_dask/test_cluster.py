@@ -192,16 +192,28 @@ def test_a_model_that_raises_fails_its_request_alone(client):
     assert good.result(timeout=TIMEOUT) == 21.0
 
 
+def tenant_row(client, name):
+    rows = client.sync(client.scheduler.st2i_tenants)
+    return next((row for row in rows if row["tenant"] == name), {"queued": 0, "running": 0})
+
+
+def until(condition, seconds=20.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "not in time"
+        time.sleep(0.02)
+
+
 def test_cancel_stops_what_has_not_started(client):
-    before = usage(client).get("late", {}).get("invocations", 0)
-    future = chain.submit(client, value=1.0, steps=200, seconds=0.05, tenant="late")
-    time.sleep(0.5)
+    future = chain.submit(client, value=1.0, steps=400, seconds=0.05, tenant="late")
+    until(lambda: tenant_row(client, "late")["running"] == 1)
     future.cancel()
-    time.sleep(0.5)
-    after = usage(client)["late"]["invocations"] - before
-    assert 0 < after < 40
-    time.sleep(0.5)
-    assert usage(client)["late"]["invocations"] - before == after
+    until(lambda: tenant_row(client, "late")["running"] == 0)
+    assert tenant_row(client, "late")["queued"] == 0
+    counted = usage(client).get("late", {}).get("invocations", 0)
+    assert counted < 100
+    time.sleep(0.5)  # ten more steps, if any were dispatched
+    assert usage(client).get("late", {}).get("invocations", 0) == counted
     assert chain.submit(client, value=1.0).result(timeout=TIMEOUT) == 4.0
 
 

@@ -1,0 +1,351 @@
+"""Fusion: any DAG, run task by task with everything pickled between tasks, gives its own value."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import time
+from collections import Counter
+
+import cloudpickle
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import st2i_dask as st2i
+from st2i_dask.dag import arguments, build, leaves, substitute
+from st2i_dask.fusion import fuse
+from st2i_dask.invocation import BoundTask
+from st2i_dask.outputs import TaskOutputs
+from st2i_dask.plan import pack
+from st2i_dask.symbol import ParamRef, Ref
+from st2i_dask.trace import GlueNode, InvocationNode, Trace, tracing
+
+PARAMETERS = {"prompt": "a cat", "seed": 7}
+
+# Calls of models and glue by name.
+calls: Counter[str] = Counter()
+
+
+def called(name, *inputs):
+    """Count a call; the value that it gives, equal only if every wire came from the same place."""
+    calls[name] += 1
+    return f"{name}:{hashlib.sha1(repr(inputs).encode()).hexdigest()[:10]}"
+
+
+class Model(st2i.ModelFn):
+    def setup_io(self):
+        self.add_input("tree", optional=True)
+        for name in self.options.get("outputs", ["y"]):
+            self.add_output(name)
+
+    def execute(self, model_components, tree):
+        value = called(self.name, tree)
+        return {name: f"{value}.{name}" for name in self.outputs}
+
+
+def model(number, outputs=1):
+    return Model(name=f"m{number}", outputs=list("abc"[:outputs]))
+
+
+def glue(number, outputs=None):
+    name = f"g{number}"
+
+    def function(*args, **kwargs):
+        value = called(name, args, kwargs)
+        return value if outputs is None else tuple(f"{value}[{i}]" for i in range(outputs))
+
+    function.__name__ = name
+    return st2i.glue(outputs=outputs)(function)
+
+
+def compose(function):
+    """(dag, program) of a workflow with the parameters `prompt` and `seed`."""
+    with tracing(Trace("w")) as trace:
+        result = function(*(trace.parameter(name) for name in PARAMETERS))
+    dag = build(trace, result)
+    return dag, fuse(dag)
+
+
+def direct(dag):
+    """The result by evaluating every node once, in order, in this process."""
+    made = {}
+
+    def value(leaf):
+        if isinstance(leaf, ParamRef):
+            return PARAMETERS[leaf.name]
+        whole = made[leaf.node]
+        return whole if leaf.output is None else whole[leaf.output]
+
+    for node in dag.nodes:
+        if isinstance(node, InvocationNode):
+            inputs = dict.fromkeys(node.model_fn.inputs)
+            inputs |= {name: substitute(tree, value) for name, tree in node.inputs.items()}
+            made[node.index] = node.model_fn.execute({}, **inputs)
+        else:
+            args = [substitute(tree, value) for tree in node.args]
+            kwargs = {name: substitute(tree, value) for name, tree in node.kwargs.items()}
+            made[node.index] = node.function(*args, **kwargs)
+    return value(dag.result)
+
+
+def as_on_a_cluster(dag, program):
+    """The result by running the tasks one after the other, everything pickled in between."""
+    packed = cloudpickle.dumps(pack(dag, program))
+    results = {}
+    for task in program.tasks:
+        dependencies = tuple(pickle.loads(results[d]) for d in task.dependencies)
+        parameters = {name: PARAMETERS[name] for name in task.parameters}
+        bound = BoundTask(pickle.loads(packed)[task.position], parameters, None, dependencies)
+        value = bound.evaluate({})
+        if task.position == program.result_position:
+            return value
+        assert len(value) == len(task.exports)
+        results[task.position] = pickle.dumps(TaskOutputs(value), protocol=5)
+    raise AssertionError("no task gave the result")
+
+
+def run_both(function):
+    """Compose, run both ways, compare; returns (dag, program, calls of the tasks)."""
+    dag, program = compose(function)
+    expected = direct(dag)
+    calls.clear()
+    assert as_on_a_cluster(dag, program) == expected
+    check_structure(dag, program)
+    return dag, program, Counter(calls)
+
+
+def check_structure(dag, program):
+    program._check()
+    models = [node.index for node in dag.nodes if isinstance(node, InvocationNode)]
+    # One task per invocation, in topological order; glue is never a task of its own.
+    assert [task.node for task in program.tasks] == models
+    assert program.result_position == len(models) - 1
+    read = {(program.result_position, None)}
+    for task in program.tasks:
+        assert all(dependency < task.position for dependency in task.dependencies)
+        assert [n for n in task.nodes if isinstance(dag.nodes[n], InvocationNode)] == [task.node]
+        assert list(task.nodes) == sorted(set(task.nodes))
+        # Everything that is evaluated finds its inputs: evaluated before, or imported.
+        imported = {ref for _, ref in task.imports}
+        assert len(imported) == len(task.imports)
+        assert {source for source, _ in task.imports} == set(range(len(task.dependencies)))
+        parameters = set()
+        for node in task.nodes:
+            for leaf in leaves(arguments(dag.nodes[node])):
+                if isinstance(leaf, ParamRef):
+                    parameters.add(leaf.name)
+                else:
+                    assert leaf in imported or (leaf.node in task.nodes and leaf.node < node)
+        assert parameters == set(task.parameters)
+        read |= {(task.dependencies[source], ref) for source, ref in task.imports}
+    # Exports are what others read, no more, and nothing twice.
+    for task in program.tasks:
+        assert len(set(task.exports)) == len(task.exports)
+        for ref in task.exports:
+            assert (task.position, ref) in read
+    assert program.tasks[program.result_position].exports == ()
+
+
+# ---------------------------------------------------------------- any DAG
+
+
+@st.composite
+def workflows(draw):
+    """Steps of a random workflow: models and glue with one or several outputs, any wiring."""
+    steps = []
+    sources = [["prompt"], ["seed"]]
+    for number in range(draw(st.integers(1, 14))):
+        kind = draw(st.sampled_from(["model", "glue", "glue"]))
+        outputs = draw(st.sampled_from([None, None, 1, 2, 3]))
+        flat = [name for names in sources for name in names]
+        recent = st.sampled_from(flat[-4:])
+        inputs = draw(st.lists(recent | st.sampled_from(flat) | st.integers(0, 3), max_size=4))
+        shape = draw(st.sampled_from(["list", "dict", "nested"]))
+        steps.append((kind, number, outputs, inputs, shape))
+        sources.append([f"{number}.{i}" for i in range(outputs or 1)])
+    wanted = draw(st.lists(st.sampled_from([n for s in sources for n in s]), max_size=4))
+    return steps, wanted, draw(st.booleans())
+
+
+def written(steps, wanted, glue_last):
+    def workflow(prompt, seed):
+        made = {"prompt": prompt, "seed": seed}
+        for kind, number, outputs, inputs, shape in steps:
+            values = [made.get(name, name) for name in inputs]
+            tree = {"list": values, "dict": {"k": values}, "nested": ([values], 1)}[shape]
+            if kind == "model":
+                symbols = model(number, outputs or 1)(tree)
+                symbols = [symbols] if (outputs or 1) == 1 else list(symbols)
+            else:
+                symbols = glue(number, outputs)(tree, named=tree)
+                symbols = [symbols] if outputs is None else list(symbols)
+            made |= {f"{number}.{i}": symbol for i, symbol in enumerate(symbols)}
+        tail = [made[name] for name in wanted]
+        # The last model makes sure that there is one.
+        last = model("last")([tail[:2], prompt] if glue_last else tail)
+        return glue("result")(last, tail) if glue_last else last
+
+    return workflow
+
+
+@settings(max_examples=100, deadline=None)
+@given(described=workflows())
+def test_any_workflow_gives_the_value_of_its_dag(described):
+    run_both(written(*described))
+
+
+# ---------------------------------------------------------------- shapes that matter
+
+
+def denoising(steps):
+    """The shape of FLUX: two encoders, a prepared scheduler, glue around every step."""
+
+    def workflow(prompt, seed):
+        pooled, embeds = model("clip")(prompt), model("t5")(prompt)
+        latents, ids, scheduler = glue("prepare", 3)(embeds, seed, steps)
+        text_ids = glue("text_ids")(embeds, pooled)
+        transformer = model("transformer")
+        for step in range(steps):
+            timestep = glue("timestep")(scheduler, step, latents)
+            noise = transformer([latents, timestep, pooled, embeds, text_ids, ids])
+            latents, scheduler = glue("scheduler_step", 2)(scheduler, step, noise, latents)
+        return glue("finish")(model("vae")(latents), "pil")
+
+    return workflow
+
+
+def test_a_denoising_loop_evaluates_every_steps_glue_once():
+    _dag, program, counts = run_both(denoising(28))
+    assert len(program.tasks) == 31
+    once = dict.fromkeys(("mclip", "mt5", "mvae", "gprepare", "gtext_ids", "gfinish"), 1)
+    assert counts == once | dict.fromkeys(("mtransformer", "gtimestep", "gscheduler_step"), 28)
+
+
+def test_a_denoising_step_hands_on_little():
+    dag, program, _ = run_both(denoising(4))
+    by_label = {dag.nodes[task.node].label: task for task in program.tasks}
+    second = by_label["mtransformer#2"]
+    # Latents, scheduler and the next timestep; the raw noise stays where it was made.
+    exported = {(dag.nodes[ref.node].label, ref.output) for ref in second.exports}
+    assert exported == {
+        ("gscheduler_step#2", 0),
+        ("gscheduler_step#2", 1),
+        ("gtimestep#3", None),
+    }
+    assert not any(ref.output == "a" for ref in second.exports)
+    # The last step's scheduler is wanted by nobody.
+    assert len(by_label["mtransformer#4"].exports) == 1
+
+
+def test_glue_after_a_model_replaces_its_raw_output():
+    def workflow(prompt, seed):
+        return model(2)(glue(1)(model(1)(prompt)))
+
+    dag, program, counts = run_both(workflow)
+    (export,) = program.tasks[0].exports
+    assert dag.nodes[export.node].label == "g1#1"
+    assert counts["g1"] == 1
+
+
+def test_guided_steps_join_in_both_branches_of_the_next_step_at_most():
+    """Two parallel models per step: what mixes them may run twice, never more."""
+    steps = 6
+
+    def workflow(prompt, seed):
+        latents = glue("prepare")(seed)
+        for step in range(steps):
+            mixed = glue("mix")(model("cond")(latents), model("uncond")(latents))
+            latents = glue("step")(step, mixed, latents)
+        return model("vae")(latents)
+
+    dag, _program, counts = run_both(workflow)
+    assert counts["mcond"] == counts["muncond"] == steps
+    for name in ("gprepare", "gmix", "gstep"):
+        nodes = sum(node.label.startswith(f"{name}#") for node in dag.nodes)
+        assert nodes <= counts[name] <= 2 * nodes
+
+
+def test_a_join_for_the_result_alone_runs_in_the_last_model():
+    def workflow(prompt, seed):
+        return glue("join")([model(i)(prompt) for i in range(4)])
+
+    dag, program, counts = run_both(workflow)
+    assert counts["gjoin"] == 1
+    assert program.tasks[-1].dependencies == (0, 1, 2)
+    assert [len(task.dependencies) for task in program.tasks[:-1]] == [0, 0, 0]
+    assert dag.nodes[program.tasks[-1].nodes[-1]].label == "gjoin#1"
+
+
+def test_a_result_that_an_early_model_gives_waits_for_nothing_else():
+    def workflow(prompt, seed):
+        first = model(1)(prompt)
+        model(2)(first)
+        return glue("after")(first)
+
+    _dag, program, _ = run_both(workflow)
+    assert len(program.tasks) == 1
+
+
+def test_one_output_of_several_is_handed_on_alone():
+    def workflow(prompt, seed):
+        a, _b, _c = model(1, 3)(prompt)
+        _first, second = glue(1, 2)(seed)
+        return model(2)([a, second])
+
+    dag, program, _ = run_both(workflow)
+    assert program.tasks[0].exports == (Ref(program.tasks[0].node, "a"),)
+    assert len(program.tasks[1].nodes) == 2
+    assert len(dag.nodes) == 3
+
+
+def test_glue_on_parameters_runs_where_it_is_used():
+    def workflow(prompt, seed):
+        noise = glue("noise")(seed)
+        return model(2)([model(1)(prompt), noise])
+
+    dag, program, counts = run_both(workflow)
+    assert counts["gnoise"] == 1
+    assert program.tasks[0].parameters == ("prompt",)
+    assert program.tasks[1].parameters == ("seed",)
+    assert len(program.tasks[0].exports) == 1
+    assert isinstance(dag.nodes[program.tasks[1].nodes[0]], GlueNode)
+
+
+def test_a_later_task_does_not_repeat_what_is_on_its_path():
+    def workflow(prompt, seed):
+        shared = glue("shared")(model(1)(prompt), model(2)(prompt))
+        value = model(3)(shared)
+        for _ in range(5):
+            value = model(4)([value, shared])
+        return value
+
+    _dag, _program, counts = run_both(workflow)
+    assert counts["gshared"] == 1
+
+
+def test_very_long_chains_of_glue_are_no_trouble():
+    """Glue in a row before, between and after models, and a sum over all steps."""
+    length = 1500
+
+    def workflow(prompt, seed):
+        value = prompt
+        for _ in range(length):
+            value = glue("before")(value)
+        total = value
+        for _ in range(300):
+            value = glue("between")(model("m")(0))
+            total = glue("sum")(total, value)
+        for _ in range(length):
+            total = glue("after")(total)
+        return glue("result")([0, total])
+
+    start = time.perf_counter()
+    dag, program = compose(workflow)
+    assert time.perf_counter() - start < 10
+    check_structure(dag, program)
+    assert len(program.tasks) == 300
+
+
+def test_fusing_does_not_depend_on_chance():
+    programs = [compose(denoising(5))[1] for _ in range(3)]
+    assert programs[0] == programs[1] == programs[2]

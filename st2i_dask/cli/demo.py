@@ -21,7 +21,7 @@ from .naming import image_name
 from .prompts import Failure
 from .runner import Outcome, run_jobs
 from .sources import find_workflow
-from .tables import table
+from .tables import count, failure_list, table
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -76,7 +76,7 @@ def run_demo(
         folder.save(job.file, images[job.file], seconds=round(seconds, 3))
 
     started = time.monotonic()
-    click.echo(f"starting a cluster with {workers} worker{'' if workers == 1 else 's'} ...")
+    click.echo(f"starting a cluster with {count(workers, 'worker')} ...")
     with Interrupts() as interrupts:
         with own_cluster(workers) as client:
             click.echo(dashboard(client))
@@ -89,8 +89,8 @@ def run_demo(
             click.echo(usage_table(outcome, usage))
             click.echo()
             _save_sheet(outcome, images, folder.path, workflow, took)
-    for failure in outcome.failures:
-        click.echo(f"failed: {failure.prompt!r}: {failure.reason}", err=True)
+    if outcome.failures:
+        click.echo(failure_list(outcome.failures), err=True)
     click.echo(f"{time.monotonic() - started:.0f} s in all")
     if outcome.stopped is not None:
         click.echo(f"st2i: {outcome.stopped}", err=True)

@@ -20,14 +20,12 @@ from .options import checked, parameter_values, parse_assignments
 from .prompts import MAX_IMAGES, Failure, Wanted, read_prompts
 from .runner import Outcome, lost_connection, run_jobs
 from .sources import find_workflow
+from .tables import count, failure_list
 
 if TYPE_CHECKING:
     from distributed import Client
 
     from ..workflow import Workflow
-
-#: Failed prompts that are listed one by one.
-_LISTED = 50
 
 
 @click.command()
@@ -139,6 +137,8 @@ def _common_values(
     """Checked parameter values from the command's options; ParameterError for any other."""
     named = parameter_values(workflow, written, shown={name: f"--{name}" for name in written})
     extra = parameter_values(workflow, parse_assignments(workflow, assignments))
+    if "prompt" in extra:
+        raise ParameterError("--param prompt is for --prompt TEXT or --prompts FILE; use these")
     for name in named.keys() & extra.keys():
         raise ParameterError(f"{name} is given twice, by an option and by --param; give it once")
     return checked(workflow, {**named, **extra})
@@ -149,12 +149,12 @@ def _carry_out(
 ) -> int:
     """Make what is missing, tell what happened; returns the exit status."""
     if plan.duplicates:
-        click.echo(f"{_count(plan.duplicates, 'duplicate')} left out", err=True)
+        click.echo(f"{count(plan.duplicates, 'duplicate')} left out", err=True)
     _warn_of_versions(plan, folder)
     if not plan.jobs:
         if plan.kept:
-            click.echo(f"nothing to do: {_count(plan.images, 'image')} already in {folder.path}")
-        _list_failures(plan.failures)
+            click.echo(f"nothing to do: {count(plan.images, 'image')} already in {folder.path}")
+        _report(plan.failures)
         return 1 if plan.failures else 0
     started = time.monotonic()
     with Interrupts() as interrupts:
@@ -166,10 +166,10 @@ def _carry_out(
     took = time.monotonic() - started
     kept = f", {len(plan.kept)} kept" if plan.kept else ""
     click.echo(
-        f"{_count(outcome.made, 'image')} made{kept}, in {folder.path} ({took:.1f} s); "
+        f"{count(outcome.made, 'image')} made{kept}, in {folder.path} ({took:.1f} s); "
         f"parameters of each: {MANIFEST}"
     )
-    _list_failures(plan.failures + outcome.failures)
+    _report(plan.failures + outcome.failures)
     if outcome.stopped is None:
         return 1 if plan.failures or outcome.failures else 0
     missing = len(plan.jobs) - outcome.made - len(outcome.failures)
@@ -177,7 +177,7 @@ def _carry_out(
     if not interrupts.received and reason.startswith("the connection"):
         reason = str(lost_connection(outcome))
     click.echo(
-        f"st2i: {reason}; {_count(missing, 'image')} not made. What is done is kept: run the "
+        f"st2i: {reason}; {count(missing, 'image')} not made. What is done is kept: run the "
         "same command again to make the rest",
         err=True,
     )
@@ -240,23 +240,12 @@ def _warn_of_versions(plan: Plan, folder: OutputFolder) -> None:
     ]
     if others:
         click.echo(
-            f"note: {_count(len(others), 'kept image')} (such as {others[0]}) came from another "
+            f"note: {count(len(others), 'kept image')} (such as {others[0]}) came from another "
             "version of the workflow; delete it to make it anew",
             err=True,
         )
 
 
-def _list_failures(failures: Sequence[Failure]) -> None:
-    if not failures:
-        return
-    click.echo(f"{_count(len(failures), 'prompt')} failed:", err=True)
-    for failure in failures[:_LISTED]:
-        prompt = " ".join(failure.prompt.split())
-        prompt = prompt if len(prompt) <= 60 else prompt[:57] + "..."
-        click.echo(f"  {failure.where}: {prompt!r}: {failure.reason}", err=True)
-    if len(failures) > _LISTED:
-        click.echo(f"  ... and {len(failures) - _LISTED} more", err=True)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+def _report(failures: Sequence[Failure]) -> None:
+    if failures:
+        click.echo(failure_list(failures), err=True)

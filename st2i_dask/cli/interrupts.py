@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from multiprocessing import resource_tracker
 from types import FrameType
 from typing import Any
 
@@ -54,6 +55,8 @@ def shielded_children() -> Iterator[None]:
 
     Here it is only delayed until the context ends. The mask is inherited by threads and processes.
     """
+    # Starting this helper of multiprocessing unblocks SIGINT in the thread that does it.
+    resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

@@ -74,12 +74,19 @@ def parse_size(text: Any, called: str = "size") -> tuple[int, int]:
 
 
 def checked(workflow: Workflow, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values, each checked by its parameter's type and rules."""
+    """The values, each checked by its parameter's type and rules, or ParameterError.
+
+    A rule that looks at other parameters sees their defaults where they are not given.
+    """
     found = {parameter.name: parameter for parameter in workflow.parameters}
     try:
-        return {name: found[name].check(value) for name, value in values.items()}
+        made = {name: found[name].check(value) for name, value in values.items()}
+        defaults = {name: p.default for name, p in found.items() if not p.required}
+        for name, value in made.items():
+            found[name].check_rules(value, {**defaults, **made})
     except ParameterError as error:
         raise ParameterError(f"workflow {workflow.name!r}: {error}") from None
+    return made
 
 
 def convert(parameter: Parameter, text: str) -> Any:

@@ -39,7 +39,8 @@ def _from_file(path: Path, name: str | None) -> Workflow:
     assert spec.loader is not None
     module = module_from_spec(spec)
     sys.modules[module_name] = module
-    sys.path.insert(0, str(path.parent))  # as `python FILE.py` has it
+    if str(path.parent) not in sys.path:  # as `python FILE.py` has it
+        sys.path.insert(0, str(path.parent))
     try:
         spec.loader.exec_module(module)
     except St2iError:

@@ -1,8 +1,15 @@
-"""Plain text tables."""
+"""Plain text for a terminal: tables, counts, and the list of failed prompts."""
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Sequence
+
+from .prompts import Failure
+
+#: Failed prompts that are listed one by one.
+LISTED = 50
 
 
 def table(
@@ -27,3 +34,46 @@ def table(
         ).rstrip()
         for line in lines
     )
+
+
+def count(number: int, noun: str) -> str:
+    """
+    >>> count(1, "image"), count(100_000, "image")
+    ('1 image', '100,000 images')
+    """
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def failure_list(failures: Sequence[Failure], most: int = LISTED) -> str:
+    """Where, which prompt, and why. A reason that several prompts share is given once.
+
+    >>> print(failure_list([Failure("line 3", "", "is empty")]))
+    1 prompt failed:
+      line 3: '': is empty
+    """
+    groups: dict[str, Counter[str]] = {}
+    for failure in sorted(failures, key=_in_order):
+        prompt = " ".join(failure.prompt.split())
+        prompt = prompt if len(prompt) <= 60 else prompt[:57] + "..."
+        groups.setdefault(failure.reason, Counter())[f"{failure.where}: {prompt!r}"] += 1
+    prompts = {failure.where for failure in failures}
+    lines = [f"{count(len(prompts), 'prompt')} failed:"]
+    room = most
+    for reason, places in groups.items():
+        shown = [
+            place if images == 1 else f"{place} ({images:,} images)"
+            for place, images in list(places.items())[:room]
+        ]
+        room -= len(shown)
+        if len(places) == 1 and shown:
+            lines.append(f"  {shown[0]}: {reason}")
+            continue
+        lines.append(f"  {count(len(places), 'prompt')}: {reason}")
+        lines += [f"    {place}" for place in shown]
+        if len(shown) < len(places):
+            lines.append(f"    ... and {len(places) - len(shown):,} more")
+    return "\n".join(lines)
+
+
+def _in_order(failure: Failure) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", failure.where)]

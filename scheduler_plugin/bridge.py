@@ -12,7 +12,9 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from st2i_dask.errors import St2iError
+from dask._task_spec import Task
+
+from st2i_dask.errors import LimitError, St2iError
 from st2i_dask.request import ANNOTATION
 
 from . import events as ev
@@ -21,6 +23,7 @@ from .instructions import Dispatch
 from .intake import Intake
 from .policy import FairPolicy
 from .requests import State
+from .reservations import Reservations
 from .seams import Seams
 
 logger = logging.getLogger(__name__)
@@ -44,6 +47,7 @@ class Bridge:
         self._busy: set[str] = set()  # executors that the policy was told are busy
         self._draining: dict[str, Any] = {}  # executor -> cancelled key that still runs there
         self._ahead = ComputedAhead()
+        self.reservations = Reservations()
 
     def start(self) -> None:
         self.seams.install()
@@ -70,8 +74,18 @@ class Bridge:
         self._tell(ev.ExecutorLeft(self._clock(), worker))
 
     def submitted(self, keys: list[Any], stimulus_id: str) -> None:
-        """New tasks: those with a sound annotation become requests of the policy."""
+        """New tasks: those with a sound annotation become requests of the policy.
+
+        A client asks before it submits; whoever did not, or was overtaken, gets a request over the
+        cap back as one that fails with the reason.
+        """
         for new in self.intake.take(keys):
+            self.reservations.arrived(new.tenant)
+            why = self.policy.refusal(new.tenant)
+            if why is not None:
+                for key in self.intake.disown(new.name):
+                    self.scheduler.tasks[key].run_spec = Task(key, refuse, why)
+                continue
             self._tell(
                 ev.RequestSubmitted(
                     self._clock(), new.name, new.tenant, new.outline, stimulus_id=stimulus_id
@@ -270,7 +284,7 @@ class Bridge:
             self._busy.discard(worker)
             self._tell(ev.ExecutorIdle(self._clock(), worker))
 
-    def _tell(self, event: ev.Event, otherwise: Callable[[], None] | None = None) -> None:
+    def _tell(self, event: ev.Event, otherwise: Callable[[], object] | None = None) -> None:
         try:
             instructions = self.policy.handle(event)
         except St2iError as error:
@@ -281,6 +295,11 @@ class Bridge:
             return
         if instructions:
             logger.debug("st2i: %s", instructions)
+
+
+def refuse(why: str) -> None:
+    """What the tasks of a refused request run instead."""
+    raise LimitError(why)
 
 
 def _measured(report: dict[str, Any], startstops: Any) -> ev.Measured:

@@ -80,11 +80,13 @@ class Intake:
         del self._keys[entry.request], self._at[entry.request]
         return entry.request
 
-    def disown(self, request: str) -> None:
-        """Its tasks are plain ones from now on."""
-        self._at.pop(request, None)
-        for key in self._keys.pop(request, ()):
+    def disown(self, request: str) -> list[Any]:
+        """Its tasks are plain ones from now on; their keys."""
+        del self._keys[request]
+        keys = self._at.pop(request)
+        for key in keys:
             del self.entries[key]
+        return keys
 
     def keys_from(self, key: Any, count: int) -> list[Any]:
         """The keys of `count` consecutive positions, `key` the first."""

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import asdict
 from typing import Any
 
 from distributed import SchedulerPlugin
 
-from st2i_dask.errors import PolicyError
+from st2i_dask.errors import PolicyError, St2iError
 from st2i_dask.request import ANNOTATION
 
 from . import events as ev
 from .bridge import Bridge
+from .cost_model import CostModel
 from .policy import FairPolicy
 from .settings import Settings
 from .usage import UsageTotals
@@ -36,15 +38,20 @@ class ServingSchedulerPlugin(SchedulerPlugin):
         self.policy = FairPolicy(self.settings)
         self.bridge = Bridge(scheduler, self.policy, time.monotonic)
         self.bridge.start()
-        scheduler.handlers["st2i_usage"] = self.report
-        scheduler.handlers["st2i_tenants"] = self.tenants
-        scheduler.handlers["st2i_settings"] = self.change_settings
+        self._handlers = {
+            "st2i_usage": self.report,
+            "st2i_tenants": self.tenants,
+            "st2i_settings": self.change_settings,
+            "st2i_refusals": self.refusals,
+            "st2i_costs": self.costs,
+        }
+        scheduler.handlers.update(self._handlers)
         for stream in [*scheduler.stream_comms.values(), *scheduler.client_comms.values()]:
             _send_at_once(stream)
 
     async def close(self) -> None:
         self.bridge.stop()
-        for name in ("st2i_usage", "st2i_tenants", "st2i_settings"):
+        for name in self._handlers:
             self.scheduler.handlers.pop(name, None)
 
     # -- hooks -------------------------------------------------------------------------------------
@@ -106,12 +113,46 @@ class ServingSchedulerPlugin(SchedulerPlugin):
         """RPC `st2i_settings`: apply changes, if any; the rows that hold now, or what was wrong."""
         if changes:
             try:
-                settings = self.policy.settings.with_changes(**changes)
-            except PolicyError as error:
+                settings = self.policy.settings.with_changes(**self._merged(changes))
+            except St2iError as error:
                 return {"error": str(error)}
             self.policy.handle(ev.SettingsChanged(time.monotonic(), settings))
             self.bridge.seams.arm()
         return {"rows": [tuple(row) for row in self.policy.settings.rows()]}
+
+    def _merged(self, changes: dict[str, Any]) -> dict[str, Any]:
+        """Weights and caps are changed tenant by tenant; None takes a tenant's own away."""
+        merged = dict(changes)
+        for name in ("weights", "caps"):
+            if isinstance(changes.get(name), dict):
+                both = {**getattr(self.policy.settings, name), **changes[name]}
+                merged[name] = {t: value for t, value in both.items() if value is not None}
+        return merged
+
+    def refusals(self, requests: dict[str, int]) -> dict[str, str]:
+        """RPC `st2i_refusals`: tenants that may not submit that many requests now, and why.
+
+        When all may, their places are kept until the requests arrive.
+        """
+        now, promised = time.monotonic(), self.bridge.reservations
+        answers = {
+            tenant: self.policy.refusal(tenant, promised.count(tenant, now) + n)
+            for tenant, n in requests.items()
+        }
+        refused = {tenant: why for tenant, why in answers.items() if why is not None}
+        if not refused:
+            for tenant, n in requests.items():
+                promised.promise(tenant, n, now)
+        return refused
+
+    def costs(self, replace: str | None = None) -> dict[str, str]:
+        """RPC `st2i_costs`: what was learned, as JSON text; with `replace`, that takes its place."""
+        if replace is not None:
+            try:
+                self.policy.costs.replace_with(CostModel.from_dict(json.loads(replace)))
+            except PolicyError as error:
+                return {"error": str(error)}
+        return {"costs": json.dumps(self.policy.costs.to_dict())}
 
 
 def _send_at_once(stream: Any) -> None:

@@ -121,9 +121,9 @@ class FairPolicy:
     def has_request(self, request: str) -> bool:
         return request in self._book.requests
 
-    def refusal(self, tenant: str) -> str | None:
-        """Why one more request of this tenant would be refused now; None when it would not."""
-        return self._reactions.refusal(tenant)
+    def refusal(self, tenant: str, requests: int = 1) -> str | None:
+        """Why that many more requests of this tenant would be refused now; None: they would not."""
+        return self._reactions.refusal(tenant, requests)
 
     def yield_wanted(self, executor: str) -> bool:
         """Whether the multi-step task running there was asked to hand back."""

@@ -29,15 +29,15 @@ class Reactions:
         self._charging = lifecycle.charging
         self._paths = paths
 
-    def refusal(self, tenant: str) -> str | None:
-        """Why one more request of this tenant would be refused now; None when it would not."""
+    def refusal(self, tenant: str, requests: int = 1) -> str | None:
+        """Why that many more requests of this tenant would be refused now; None: they would not."""
         cap = self.settings.cap(tenant)
         waiting = self._book.standing(tenant).waiting
-        if cap is None or waiting < cap:
+        if cap is None or waiting + requests <= cap:
             return None
         return (
-            f"tenant {tenant!r} has {waiting} queued requests, its limit is {cap}; "
-            f"wait for some to start, cancel some, or ask the operator for a higher cap"
+            f"tenant {tenant!r} has {waiting} queued requests, {requests} more are on their way or "
+            f"asked for, its limit is {cap}; wait for some to start, cancel some, or ask the operator for a higher cap"
         )
 
     def handle(self, event: ev.Event) -> list[Instruction]:

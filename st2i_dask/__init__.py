@@ -13,6 +13,7 @@ from .cluster import attach, local_cluster
 from .errors import (
     AttachError,
     ComposeError,
+    LimitError,
     LoadError,
     OutputError,
     ParameterError,
@@ -23,6 +24,7 @@ from .errors import (
 from .glue import glue
 from .image import GeneratedImage, to_image
 from .model_fn import ModelFn
+from .operate import load_costs, save_costs, settings, tenants
 from .parameters import Data, Static
 from .progress import progress
 from .rules import Multiple, OneOf, Prompt, Range
@@ -36,6 +38,7 @@ __all__ = [
     "ComposeError",
     "Data",
     "GeneratedImage",
+    "LimitError",
     "LoadError",
     "ModelFn",
     "Multiple",
@@ -53,8 +56,12 @@ __all__ = [
     "glue",
     "later",
     "load",
+    "load_costs",
     "local_cluster",
     "progress",
+    "save_costs",
+    "settings",
+    "tenants",
     "to_image",
     "workflow",
     "workflows",

@@ -22,6 +22,10 @@ class ParameterError(St2iError):
     """A submitted parameter (or tenant) has a wrong name, type or value; nothing was submitted."""
 
 
+class LimitError(St2iError):
+    """A tenant is over its cap of queued requests; nothing was submitted. Try again later."""
+
+
 class AttachError(St2iError):
     """The cluster cannot serve: package missing or of another version on scheduler or workers."""
 

@@ -34,6 +34,7 @@ class Request:
     """The graph of one request. `key` is the Dask key of its result."""
 
     key: str
+    tenant: str
     tasks: dict[str, Task]
     annotations: dict[str, dict[str, Any]]  # by key
 
@@ -73,4 +74,4 @@ def build_request(
             "model": composed.model_keys[task.position],
             "bucket": composed.bucket,
         }
-    return Request(keys[composed.program.result_position], tasks, annotations)
+    return Request(keys[composed.program.result_position], tenant, tasks, annotations)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import dask
 
+from .errors import LimitError
 from .request import ANNOTATION, Request
 
 if TYPE_CHECKING:
@@ -14,10 +16,17 @@ if TYPE_CHECKING:
 
 
 def submit_requests(client: Client, requests: Sequence[Request]) -> list[Future]:
-    """Submit the graphs in one message; futures in order. Attaches the client if needed."""
+    """Submit the graphs in one message; futures in order. Attaches the client if needed.
+
+    LimitError at once when a tenant would be over its cap; nothing is submitted then.
+    """
     from .cluster import attach
+    from .operate import refusals
 
     attach(client)
+    refused = refusals(client, Counter(request.tenant for request in requests))
+    if refused:
+        raise LimitError("; ".join(refused.values()))
     tasks: dict[str, Any] = {}
     annotations: dict[str, dict[str, Any]] = {}
     for request in requests:

@@ -92,7 +92,7 @@ class Workflow:
             packed,
             tuple(_label(node.model_fn.name) for node in invocations),
             tuple(node.model_fn.model_key for node in invocations),
-            ",".join(f"{n}={v}" for n, v in sorted(static.items()) if n != "num_steps"),
+            _bucket(static),
         )
 
     def request(self, tenant: str = DEFAULT_TENANT, **values: Any) -> Request:
@@ -158,6 +158,14 @@ class Workflow:
 
 
 _PLAIN = (str, int, float, bool)
+
+
+def _bucket(static: Mapping[str, Any]) -> str:
+    """What decides the cost of one invocation: sizes and the other static parameters, not steps."""
+    rest = {name: value for name, value in sorted(static.items()) if name != "num_steps"}
+    width, height = rest.pop("width", None), rest.pop("height", None)
+    size = [f"{width}x{height}"] if width and height else []
+    return " ".join(size + [f"{name}={value}" for name, value in rest.items()])
 
 
 def _label(name: str) -> str:

@@ -1,4 +1,4 @@
-"""The command line: `st2i demo`, `st2i generate`, `st2i workflows`.
+"""The command line: `st2i --help` lists the commands.
 
 Exit status: 0 done; 1 some prompts failed, the rest is done; 2 refused, nothing was done; 130
 interrupted. Commands are imported when they run, so that `st2i --help` answers at once.
@@ -17,8 +17,11 @@ from ..errors import St2iError
 #: Command: (module, attribute, one line for the overview).
 _COMMANDS = {
     "bench": ("st2i_dask.bench.__main__", "bench", "Measure and compare."),
+    "costs": ("st2i_dask.cli.operate", "costs", "Save or load learned costs."),
     "demo": ("st2i_dask.cli.demo", "demo", "Draw a gallery on a local cluster for two tenants."),
     "generate": ("st2i_dask.cli.generate", "generate", "Make images from prompts; resumable."),
+    "settings": ("st2i_dask.cli.operate", "settings", "Show and change the scheduler's settings."),
+    "tenants": ("st2i_dask.cli.operate", "tenants", "Show what every tenant has and used."),
     "workflows": ("st2i_dask.cli.workflows", "workflows", "Show workflows and their parameters."),
 }
 

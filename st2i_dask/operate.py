@@ -1,0 +1,74 @@
+"""For the operator of a shared cluster: who has what, settings, learned costs."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .cluster import attach
+from .errors import LoadError, PolicyError
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+
+def tenants(client: Client) -> list[dict[str, Any]]:
+    """One row per tenant ever seen: tenant, vtime_s, weight, queued and running requests, share of
+    the last minute's device seconds (0 to 1), service_s (device seconds in all)."""
+    attach(client)
+    rows: list[dict[str, Any]] = client.sync(client.scheduler.st2i_tenants)
+    return rows
+
+
+def settings(client: Client, **changes: Any) -> list[tuple[str, str, str]]:
+    """Show the scheduler's settings, after applying `changes`: rows of (name, value, unit).
+
+    Changes hold from the next decision on: slack_s (seconds of vTime), default_weight,
+    weights={tenant: weight}, default_cap, caps={tenant: requests} (queued requests), steps_per_task,
+    bandwidth (bytes/s). Weights and caps given here are added to those that hold; None takes a
+    tenant's own away. PolicyError names the allowed range; nothing has changed then.
+    """
+    attach(client)
+    answer = client.sync(client.scheduler.st2i_settings, changes=changes)
+    if "error" in answer:
+        raise PolicyError(answer["error"])
+    return [tuple(row) for row in answer["rows"]]
+
+
+def save_costs(client: Client, path: str | Path) -> int:
+    """Save what the scheduler has learned about costs; returns the number of entries."""
+    attach(client)
+    text = client.sync(client.scheduler.st2i_costs)["costs"]
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(text)
+    os.replace(temporary, path)
+    return sum(len(rows) for rows in json.loads(text).values() if isinstance(rows, list))
+
+
+def load_costs(client: Client, path: str | Path) -> None:
+    """Give the scheduler costs that were saved before; they replace what it has learned.
+
+    LoadError if the file cannot be read, PolicyError if it does not hold saved costs.
+    """
+    try:
+        text = Path(path).read_text()
+        json.loads(text)
+    except (OSError, ValueError) as error:
+        raise LoadError(
+            f"costs cannot be read from {str(path)!r}: {error}; give a file that "
+            "st2i.save_costs wrote"
+        ) from error
+    attach(client)
+    answer = client.sync(client.scheduler.st2i_costs, replace=text)
+    if "error" in answer:
+        raise PolicyError(f"{str(path)!r}: {answer['error']}")
+
+
+def refusals(client: Client, requests: Mapping[str, int]) -> dict[str, str]:
+    """Why that many new requests of each tenant would be refused now; empty when none would."""
+    answer: dict[str, str] = client.sync(client.scheduler.st2i_refusals, requests=dict(requests))
+    return answer

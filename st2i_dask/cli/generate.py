@@ -189,7 +189,7 @@ def _run(
 ) -> Outcome:
     from tqdm import tqdm
 
-    failed = 0
+    failed, told = 0, False
     with tqdm(
         total=plan.images,
         initial=len(plan.kept),
@@ -206,10 +206,16 @@ def _run(
                 bar.set_postfix(failed=failed, refresh=False)
             bar.update()
 
+        def wait(reason: str) -> None:
+            nonlocal told
+            if not told:
+                bar.write(f"waiting: {reason}", file=sys.stderr)
+                told = True
+
         def save(job: Job, result: Any, seconds: float) -> None:
             folder.save(job.file, checked_image(result), seconds=round(seconds, 3))
 
-        return run_jobs(client, workflow, plan.jobs, save, interrupts, done)
+        return run_jobs(client, workflow, plan.jobs, save, interrupts, done, wait)
 
 
 def _shown(wanted: list[Wanted]) -> Any:

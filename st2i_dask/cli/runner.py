@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from ..errors import AttachError, St2iError
+from ..errors import AttachError, LimitError, St2iError
 from .interrupts import Interrupts
 from .jobs import Job
 from .prompts import Failure
@@ -22,6 +22,7 @@ from .prompts import Failure
 if TYPE_CHECKING:
     from distributed import Client, Future
 
+    from ..request import Request
     from ..workflow import Workflow
 
 #: Requests in flight: this many at least, and so many per executor. Results wait in the cluster's
@@ -31,6 +32,8 @@ WINDOW_LEAST, WINDOW_PER_EXECUTOR = 64, 4
 _WRITERS = 4
 _POLL_SECONDS = 0.2
 _WINDOW_AGE_SECONDS = 10.0
+# How long to wait before asking again for a tenant that is at its cap of queued requests.
+_CAP_SECONDS = 1.0
 
 #: save(job, result, seconds) keeps a result. OSError stops the run; St2iError fails the job.
 Save = Callable[[Job, Any, float], None]
@@ -61,14 +64,16 @@ def run_jobs(
     save: Save,
     interrupts: Interrupts,
     on_done: Callable[[Job, Failure | None], None],
+    on_wait: Callable[[str], None] = lambda reason: None,
 ) -> Outcome:
     """Run the jobs in order and save every result as it comes.
 
-    on_done is called in this thread for every job that ended. A signal (see Interrupts), a failed
+    on_done is called in this thread for every job that ended, on_wait while a tenant is at its cap
+    of queued requests (the run asks again every second). A signal (see Interrupts), a failed
     save or the loss of the scheduler stops the run: what is pending is cancelled, what has arrived
     is still saved.
     """
-    return _Run(client, workflow, save, interrupts, on_done).run(iter(jobs))
+    return _Run(client, workflow, save, interrupts, on_done, on_wait).run(iter(jobs))
 
 
 class _Run:
@@ -79,13 +84,17 @@ class _Run:
         save: Save,
         interrupts: Interrupts,
         on_done: Callable[[Job, Failure | None], None],
+        on_wait: Callable[[str], None],
     ):
         self.client, self.workflow, self.save = client, workflow, save
-        self.interrupts, self.on_done = interrupts, on_done
+        self.interrupts, self.on_done, self.on_wait = interrupts, on_done, on_wait
         self.outcome = Outcome()
         self.events: queue.SimpleQueue[tuple[str, str, Any]] = queue.SimpleQueue()
         self.flights: dict[str, _Flight] = {}  # by key, until saved or failed
         self._window = (0, 0.0)
+        self._held: list[tuple[Job, Request]] = []  # refused for now: the tenant is at its cap
+        self._batch = WINDOW_LEAST
+        self._not_before = 0.0
 
     def run(self, jobs: Any) -> Outcome:
         with ThreadPoolExecutor(_WRITERS, "st2i-writer") as writers:
@@ -103,7 +112,7 @@ class _Run:
                 self._fill(jobs)
             if self.outcome.stopped is not None:
                 self._cancel_pending()
-            if not self.flights:
+            if not self.flights and (self.outcome.stopped is not None or not self._held):
                 return
             try:
                 event = self.events.get(timeout=_POLL_SECONDS)
@@ -124,13 +133,33 @@ class _Run:
         self.outcome.stopped = "the connection to the scheduler was lost"
 
     def _fill(self, jobs: Any) -> None:
-        """Submit as many jobs as the window has room for."""
+        """Submit as many jobs as the window and the tenants' caps have room for."""
+        room = self._attempt(self._room)
+        while room and time.monotonic() >= self._not_before and self.outcome.stopped is None:
+            size = min(room, self._batch)
+            batch, self._held = self._held[:size], self._held[size:]
+            batch += self._requests(islice(jobs, size - len(batch)))
+            if not batch:
+                return
+            try:
+                self._attempt(self._submit, batch)
+            except LimitError as error:
+                self._held = batch + self._held
+                if len(batch) == 1:  # nothing fits before something ends, ours or another's
+                    self._not_before = time.monotonic() + _CAP_SECONDS
+                    self.on_wait(str(error))
+                self._batch = max(1, len(batch) // 2)
+            else:
+                room -= len(batch)
+                self._batch = min(2 * self._batch, WINDOW_LEAST)
+
+    def _attempt(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        """Call Dask. When the connection goes in the middle of it, it raises many kinds."""
         try:
-            self._submit(list(islice(jobs, max(0, self._room()))))
+            return call(*arguments)
         except St2iError:
             raise
         except Exception:
-            # Dask's calls raise many kinds when the connection goes in the middle of one.
             if self.client.status == "running":
                 raise
             self._lost()
@@ -142,22 +171,23 @@ class _Run:
             executors = len(self.client.nthreads())
             size = max(WINDOW_LEAST, WINDOW_PER_EXECUTOR * executors)
             self._window = (size, now)
-        return size - len(self.flights)
+        return max(0, size - len(self.flights))
 
-    def _submit(self, jobs: list[Job]) -> None:
-        from ..submission import submit_requests
-
-        requests, sent = [], []
+    def _requests(self, jobs: Iterable[Job]) -> list[tuple[Job, Request]]:
+        made = []
         for job in jobs:
             try:
-                requests.append(self.workflow.request(job.tenant, **job.values))
-                sent.append(job)
+                made.append((job, self.workflow.request(job.tenant, **job.values)))
             except St2iError as error:
                 self._end(job, str(error))
-        if not requests:
-            return
+        return made
+
+    def _submit(self, batch: list[tuple[Job, Request]]) -> None:
+        from ..submission import submit_requests
+
         now = time.monotonic()
-        for job, future in zip(sent, submit_requests(self.client, requests), strict=True):
+        futures = submit_requests(self.client, [request for _, request in batch])
+        for (job, _), future in zip(batch, futures, strict=True):
             self.flights[future.key] = _Flight(job, future, now)
             future.add_done_callback(self._answered)
 

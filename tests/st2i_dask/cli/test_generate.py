@@ -13,6 +13,7 @@ from PIL import Image
 from st2i_dask import submission
 from st2i_dask.cli import clusters, runner
 from st2i_dask.cli.folder import MANIFEST, OutputFolder
+from st2i_dask.errors import LimitError
 from st2i_dask.image import read_metadata
 
 from .conftest import PAINT
@@ -364,4 +365,26 @@ def test_the_scheduler_goes_away(st2i, tmp_path):
     assert result.exit_code == 1, result.output
     assert "connection to the scheduler was lost" in result.stderr
     assert "run the same command again" in result.stderr
+    check_folder(tmp_path / "out")
+
+
+def test_a_tenant_at_its_cap_waits_and_goes_on(generate, monkeypatch, tmp_path):
+    monkeypatch.setattr(runner, "_CAP_SECONDS", 0.05)
+    real = submission.submit_requests
+    submitted, refused = [], []
+
+    def capped(client, requests):
+        flying = len(submitted) - len(pngs(tmp_path / "out"))
+        if flying + len(requests) > 3:
+            refused.append(len(requests))
+            raise LimitError("tenant 'default' has its cap of 3 queued requests")
+        submitted.extend(requests)
+        return real(client, requests)
+
+    monkeypatch.setattr(submission, "submit_requests", capped)
+    result = generate("".join(f"picture {i}\n" for i in range(12)))
+    assert result.exit_code == 0, result.output
+    assert refused
+    assert len(submitted) == 12
+    assert result.stderr.count("waiting: tenant 'default' has its cap") == 1
     check_folder(tmp_path / "out")

@@ -144,8 +144,9 @@ class AtMost:
     """A rule that depends on another parameter."""
 
     def check(self, name, value, values):
-        if value > values["limit"]:
-            raise st2i.ParameterError(f"{name}={value} is over {values['limit']}")
+        limit = values.get("limit", 8)
+        if value > limit:
+            raise st2i.ParameterError(f"{name}={value} is over {limit}")
 
     def describe(self):
         return "at most limit"

@@ -138,12 +138,26 @@ def check_structure(dag, program):
                     assert leaf in imported or (leaf.node in task.nodes and leaf.node < node)
         assert parameters == set(task.parameters)
         read |= {(task.dependencies[source], ref) for source, ref in task.imports}
+        # It waits for no model that it does not need (the last one may: it gives the result).
+        if task.position != program.result_position:
+            needed = {program.tasks[d].node for d in task.dependencies}
+            assert needed <= ancestors(dag, task.node)
     # Exports are what others read, no more, and nothing twice.
     for task in program.tasks:
         assert len(set(task.exports)) == len(task.exports)
         for ref in task.exports:
             assert (task.position, ref) in read
     assert program.tasks[program.result_position].exports == ()
+
+
+def ancestors(dag, node):
+    found, stack = set(), [node]
+    while stack:
+        for leaf in leaves(arguments(dag.nodes[stack.pop()])):
+            if isinstance(leaf, Ref) and leaf.node not in found:
+                found.add(leaf.node)
+                stack.append(leaf.node)
+    return found
 
 
 # ---------------------------------------------------------------- any DAG

@@ -7,6 +7,7 @@ from heapq import heapify, heappop, heappush
 from .candidates import Candidate
 
 Rank = tuple[float, ...]
+_Entry = tuple[Rank, str, Candidate]  # living or a tombstone: by identity, it may come back
 
 
 class Backlog:
@@ -16,8 +17,8 @@ class Backlog:
     __slots__ = ("_heap", "_living")
 
     def __init__(self) -> None:
-        self._heap: list[tuple[Rank, str, Candidate]] = []
-        self._living: dict[str, Candidate] = {}
+        self._heap: list[_Entry] = []
+        self._living: dict[str, _Entry] = {}
 
     def __len__(self) -> int:
         return len(self._living)
@@ -27,20 +28,21 @@ class Backlog:
 
     def push(self, rank: Rank, candidate: Candidate) -> None:
         assert candidate.key not in self._living
-        self._living[candidate.key] = candidate
-        heappush(self._heap, (rank, candidate.key, candidate))
+        entry = (rank, candidate.key, candidate)
+        self._living[candidate.key] = entry
+        heappush(self._heap, entry)
 
     def remove(self, key: str) -> Candidate:
         """Take an entry out, wherever it stands. KeyError if it is not there."""
-        candidate = self._living.pop(key)
+        entry = self._living.pop(key)
         heap = self._heap
-        if heap[0][2] is candidate:
+        if heap[0] is entry:
             heappop(heap)
             self._sweep()
         elif len(heap) > 2 * len(self._living) + 8:
-            self._heap = [entry for entry in heap if self._living.get(entry[1]) is entry[2]]
+            self._heap = [other for other in heap if self._living.get(other[1]) is other]
             heapify(self._heap)
-        return candidate
+        return entry[2]
 
     def first(self) -> Candidate:
         """The entry with the smallest (rank, key). IndexError when empty."""
@@ -51,11 +53,11 @@ class Backlog:
 
     def _sweep(self) -> None:
         heap, living = self._heap, self._living
-        while heap and living.get(heap[0][1]) is not heap[0][2]:
+        while heap and living.get(heap[0][1]) is not heap[0]:
             heappop(heap)
 
     def _check(self) -> None:
-        alive = [entry for entry in self._heap if self._living.get(entry[1]) is entry[2]]
+        alive = [entry for entry in self._heap if self._living.get(entry[1]) is entry]
         assert len(alive) == len(self._living)
         if self._heap:
             assert self._living, "an empty backlog holds tombstones"

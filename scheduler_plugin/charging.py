@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from .candidates import Chooser
 from .cost_model import CostModel
 from .critical_path import CriticalPaths
@@ -89,10 +91,14 @@ class Charging:
                 self._vtime_moved(invocation.request.tenant)
 
     def cut(self, invocation: Invocation, now: float) -> None:
-        """Charge a multi-step run only for what it has used and the step it is in."""
+        """Charge a multi-step run only for the steps it has done and the one it is in."""
         run = invocation.run
         assert run is not None
-        seconds = now - run.started + run.unit_s
+        estimate = run.dispatch.estimate
+        step_s = estimate.compute_s / run.dispatch.steps
+        before_s = run.unit_s - step_s  # load and transfer
+        begun = math.ceil((now - run.started - before_s) / step_s) if step_s else 1
+        seconds = before_s + step_s * max(1, begun)
         if seconds < self.ledger.estimate_in_flight(run.charge):
             self.ledger.revise(run.charge, seconds)
             self._vtime_moved(invocation.request.tenant)

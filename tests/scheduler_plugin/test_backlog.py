@@ -45,6 +45,19 @@ def test_removed_and_pushed_again_it_stands_at_its_new_rank():
     backlog._check()
 
 
+def test_the_same_object_may_come_back_beside_its_tombstone():
+    backlog, again = Backlog(), candidate("b")
+    backlog.push((1.0,), candidate("a"))
+    backlog.push((2.0,), again)
+    backlog.remove("b")
+    backlog.push((3.0,), again)
+    backlog._check()
+    backlog.remove("a")
+    backlog.remove("b")
+    backlog._check()
+    assert not backlog
+
+
 def test_random_operations_agree_with_a_sorted_list():
     rng = random.Random(1)
     backlog, model = Backlog(), {}

@@ -16,7 +16,7 @@ from ..errors import ParameterError
 SIDE_LEAST, SIDE_MOST = 176, 256
 
 _MARGIN, _GAP = 32, 20
-_CAPTION_LINES = 3
+_CAPTION_LINES, _COLUMNS_MOST = 3, 8
 _TITLE_SIZE, _SUBTITLE_SIZE, _CAPTION_SIZE, _NOTE_SIZE = 26, 15, 15, 13
 _PAPER, _INK, _FAINT, _FRAME = (252, 252, 250), (28, 28, 30), (110, 110, 115), (205, 205, 205)
 #: One colour per group, readable on the paper; the first for the first group that appears.
@@ -58,23 +58,28 @@ class Layout:
         )
 
 
-def layout(count: int, longest: int) -> Layout:
-    """A page for `count` images whose longest side is `longest` pixels, a little wider than high.
+def layout(count: int, longest: int, lines: int = _CAPTION_LINES) -> Layout:
+    """A page for `count` images whose longest side is `longest` pixels.
 
-    >>> layout(12, 64).columns, layout(12, 64).rows
-    (4, 3)
+    lines: of the longest caption. The page is about 1.4 times as wide as high, with few empty cells.
+
+    >>> layout(18, 64).columns, layout(18, 64).rows, layout(18, 64).side
+    (6, 3, 192)
     """
-    side = min(max(longest * max(1, SIDE_LEAST // longest), SIDE_LEAST), SIDE_MOST)
-    columns = min(count, math.ceil(math.sqrt(count * 1.3)), 8)
-    columns = math.ceil(count / math.ceil(count / columns))  # no emptier last row than needed
-    text = _CAPTION_LINES * _line_height(_CAPTION_SIZE) + _line_height(_NOTE_SIZE)
-    return Layout(
-        columns,
-        math.ceil(count / columns),
-        side,
-        _MARGIN + _line_height(_TITLE_SIZE) + _line_height(_SUBTITLE_SIZE) + _GAP,
-        side + 8 + text,
-    )
+    factor = max(1, math.ceil(SIDE_LEAST / longest))
+    if factor > 1 and factor * longest > SIDE_MOST:
+        factor -= 1
+    side = min(max(factor * longest, SIDE_LEAST), SIDE_MOST)
+    cell_height = side + 8 + lines * _line_height(_CAPTION_SIZE) + _line_height(_NOTE_SIZE)
+
+    def cost(columns: int) -> float:
+        rows = math.ceil(count / columns)
+        aspect = columns * (side + _GAP) / (rows * (cell_height + _GAP))
+        return abs(math.log(aspect / 1.4)) + (rows * columns - count) / count
+
+    columns = min(range(1, min(count, _COLUMNS_MOST) + 1), key=cost)
+    header = _MARGIN + _line_height(_TITLE_SIZE) + _line_height(_SUBTITLE_SIZE) + _GAP
+    return Layout(columns, math.ceil(count / columns), side, header, cell_height)
 
 
 def contact_sheet(tiles: Sequence[Tile], title: str, subtitle: str = "") -> Image.Image:
@@ -84,7 +89,10 @@ def contact_sheet(tiles: Sequence[Tile], title: str, subtitle: str = "") -> Imag
     """
     if not tiles:
         raise ParameterError("a contact sheet of 0 images would be empty; give at least 1")
-    page = layout(len(tiles), max(max(tile.image.size) for tile in tiles))
+    longest = max(max(tile.image.size) for tile in tiles)
+    side = layout(len(tiles), longest).side
+    lines = max(len(_caption(tile, side)) for tile in tiles)
+    page = layout(len(tiles), longest, lines)
     sheet = Image.new("RGB", page.size, _PAPER)
     draw = ImageDraw.Draw(sheet)
     room = page.size[0] - 2 * _MARGIN
@@ -111,15 +119,19 @@ def _draw_tile(
     frame = (left - 1, top - 1, left + image.width, top + image.height)
     draw.rectangle(frame, outline=_FRAME)
     y += page.side + 8
-    for line in wrap(tile.caption, page.side, _measure(_CAPTION_SIZE), _CAPTION_LINES):
+    for line in _caption(tile, page.side):
         draw.text((x, y), line, _INK, _font(_CAPTION_SIZE))
         y += _line_height(_CAPTION_SIZE)
-    note = "  ".join(part for part in (tile.group, tile.note) if part)
+    note = ", ".join(part for part in (tile.group, tile.note) if part)
     if note:
         middle = y + _line_height(_NOTE_SIZE) // 2
         draw.ellipse((x, middle - 4, x + 8, middle + 4), fill=colour)
         note = _fit(note, _NOTE_SIZE, page.side - 14)
         draw.text((x + 14, y), note, _FAINT, _font(_NOTE_SIZE))
+
+
+def _caption(tile: Tile, width: int) -> list[str]:
+    return wrap(tile.caption, width, _measure(_CAPTION_SIZE), _CAPTION_LINES)
 
 
 def scaled(image: Image.Image, side: int) -> Image.Image:

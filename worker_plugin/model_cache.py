@@ -114,6 +114,7 @@ class ModelCache:
             with self._changed:
                 self._make_room(key, nbytes)
                 entry = self._entries[key] = _Entry(components, nbytes, users=1)
+                self._loading.discard(key)
                 self._loads += 1
             return entry
         finally:

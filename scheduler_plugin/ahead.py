@@ -14,7 +14,7 @@ from typing import Any
 
 from dask._task_spec import Task, TaskRef
 
-from st2i_dask.invocation import Call, run_invocation, run_steps
+from st2i_dask.invocation import LEADING, Call, run_invocation, run_steps
 from st2i_dask.request import ANNOTATION
 
 from .outline import Outline
@@ -47,9 +47,13 @@ def fused(tasks: list[Task]) -> Task | None:
     first = tasks[0]
     if any(task.func is not run_invocation for task in tasks):
         return None
-    names = tuple(ref.key for ref in first.args[3:])
+    names = tuple(ref.key for ref in first.args[LEADING:])
     calls = tuple(
-        Call(*task.args[:3], dependencies=tuple(r.key for r in task.args[3:]), key=task.key)
+        Call(
+            *task.args[:LEADING],
+            dependencies=tuple(ref.key for ref in task.args[LEADING:]),
+            key=task.key,
+        )
         for task in tasks
     )
     return Task(first.key, run_steps, calls, names, *(TaskRef(name) for name in names))

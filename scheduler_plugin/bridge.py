@@ -15,11 +15,12 @@ from typing import Any
 from dask._task_spec import Task
 
 from st2i_dask.errors import LimitError, St2iError
+from st2i_dask.invocation import WORKER_PLUGIN
 from st2i_dask.request import ANNOTATION
 
 from . import events as ev
 from .ahead import ComputedAhead, fused
-from .instructions import Dispatch
+from .instructions import Dispatch, Unblock
 from .intake import Intake
 from .policy import FairPolicy
 from .requests import State
@@ -42,10 +43,12 @@ class Bridge:
         self.intake = Intake(scheduler)
         self.seams = Seams(scheduler, self)
         self._chosen: dict[Any, str] = {}  # key -> executor, between decision and dispatch
-        self._plain: dict[str, set[Any]] = {}  # executor -> plain tasks that Dask sent there
+        self._known: set[str] = set()  # executors that the policy was told of
         self._turn: set[str] = set()  # executors where the next turn is a ModelFn's
         self._busy: set[str] = set()  # executors that the policy was told are busy
-        self._draining: dict[str, Any] = {}  # executor -> cancelled key that still runs there
+        # executor -> key that was taken back but may still run there, and whether it was cancelled
+        self._draining: dict[str, tuple[Any, bool]] = {}
+        self._ending: Any = None  # key of the run whose end a worker is just telling
         self._ahead = ComputedAhead()
         self.reservations = Reservations()
 
@@ -60,14 +63,14 @@ class Bridge:
     # -- events of the cluster ---------------------------------------------------------------------
 
     def joined(self, worker: str) -> None:
+        self._known.add(worker)
         self._tell(ev.ExecutorJoined(self._clock(), worker))
-        for ts in self.scheduler.workers[worker].processing:
-            if not self.owns(ts):
-                self._plain.setdefault(worker, set()).add(ts.key)
         self.seams.arm()
 
     def left(self, worker: str) -> None:
-        self._plain.pop(worker, None)
+        if worker not in self._known:
+            return  # the loss of a task that ran there has told
+        self._known.discard(worker)
         self._turn.discard(worker)
         self._busy.discard(worker)
         self._draining.pop(worker, None)
@@ -100,12 +103,15 @@ class Bridge:
     ) -> None:
         entry = self.intake.entries.get(key)
         if entry is None:
-            self._plain_transitioned(key, start, finish)
+            if start == "processing" and message.get("worker") in self._known:
+                self._turn.add(message["worker"])
             return
         if start == "processing":
             self._run_over(key, finish, stimulus_id, message)
         elif start == "queued" and finish == "released":
             self._tell(ev.InvocationUnready(self._clock(), key, stimulus_id=stimulus_id))
+        elif start == "queued" and finish == "erred":  # no worker for too long
+            self._tell(ev.Cancelled(self._clock(), key, stopped=True, stimulus_id=stimulus_id))
         if finish == "forgotten":
             request = self.intake.forget(key)
             if request is not None:
@@ -135,24 +141,30 @@ class Bridge:
         elif executor not in self.scheduler.workers:
             self.left(executor)
             return
-        elif ts.who_wants or ts.waiters:
-            event = ev.Lost(now, key, stimulus_id=stimulus_id)  # Reschedule, or a retry
         else:
             # The thread cannot be stopped: the executor is not free before it says so.
-            event = ev.Cancelled(now, key, stimulus_id=stimulus_id)
-            self._draining[executor] = key
+            stopped = key == self._ending
+            wanted = bool(ts.who_wants or ts.waiters)
+            if wanted:
+                event = ev.Lost(now, key, stimulus_id=stimulus_id)  # or Reschedule, or a retry
+            else:
+                event = ev.Cancelled(now, key, stopped=stopped, stimulus_id=stimulus_id)
+            if not stopped:
+                self._draining[executor] = key, not wanted
+                self.scheduler.loop.add_callback(self._take_back, executor, key)
         self._tell(event)
 
-    def _plain_transitioned(self, key: Any, start: str, finish: str) -> None:
-        if finish == "processing":
-            worker = self.scheduler.tasks[key].processing_on.address
-            self._plain.setdefault(worker, set()).add(key)
-        elif start == "processing":
-            for worker, keys in self._plain.items():
-                if key in keys:
-                    keys.discard(key)
-                    self._turn.add(worker)
-                    break
+    def _take_back(self, executor: str, key: Any) -> None:
+        """After Dask has told the worker to drop the run: ask it to say when that has ended."""
+        if self._draining.get(executor, (None,))[0] != key:
+            return
+        if WORKER_PLUGIN in self.scheduler.worker_plugins:
+            message = {"op": "st2i_yield", "key": key, "taken_back": True}
+            self.scheduler.worker_send(executor, message)
+        else:  # nobody there would answer
+            self.ended(key, executor, {})
+            self.settled(key, executor)
+            self.seams.arm()
 
     # -- Owner of the seams ------------------------------------------------------------------------
 
@@ -185,22 +197,25 @@ class Bridge:
         return self.scheduler.workers.get(executor) if executor is not None else None
 
     def ended(self, key: Any, worker: str, message: dict[str, Any]) -> None:
-        if self._draining.get(worker) == key:
+        self._ending = key
+        draining, cancelled = self._draining.get(worker, (None, False))
+        if draining == key:
             del self._draining[worker]
-            self._tell(ev.Drained(self._clock(), worker))
+            if cancelled:
+                self._tell(ev.Drained(self._clock(), worker, _used(message)))
         self._ahead.note(key, worker, message)
 
     def settled(self, key: Any, worker: str) -> None:
+        self._ending = None
         leftover = self._ahead.leftover(key)
-        if leftover and worker in self.scheduler.stream_comms:
-            self.scheduler.worker_send(
-                worker,
-                {"op": "free-keys", "keys": leftover, "stimulus_id": f"st2i-leftover-{key}"},
-            )
+        if leftover:
+            self._send(worker, op="free-keys", keys=leftover, stimulus_id=f"st2i-leftover-{key}")
 
     def computed_on(self, ts: Any) -> Any:
         worker = self._ahead.worker(ts.key)
-        return self.scheduler.workers.get(worker) if worker is not None else None
+        state = self.scheduler.workers.get(worker) if worker is not None else None
+        # Dask assigns nothing to a worker that is paused or about to leave.
+        return state if state in self.scheduler.running else None
 
     def take_computed(self, key: Any) -> dict[str, Any] | None:
         message = self._ahead.take(key)
@@ -228,9 +243,7 @@ class Bridge:
             self._decide(stimulus_id)
             self._set_busy(worker, True)
         for instruction in self.policy.yields(self._clock()):
-            self.scheduler.worker_send(
-                instruction.executor, {"op": "st2i_yield", "key": instruction.key}
-            )
+            self._send(instruction.executor, op="st2i_yield", key=instruction.key)
 
     # -- inside ------------------------------------------------------------------------------------
 
@@ -243,6 +256,7 @@ class Bridge:
         self.policy.commit(decision, now)
         self._chosen[decision.key] = decision.executor
         ts.priority = _FIRST
+        self._name_producers(ts)
         alone = ts.run_spec
         if decision.steps > 1:
             ts.run_spec = self._fused(decision, ts) or alone
@@ -253,11 +267,24 @@ class Bridge:
             if self.policy.state(decision.key) is State.RUNNING:
                 self._chosen.pop(decision.key, None)
                 self._tell(ev.Lost(now, decision.key, ev.Measured(), stimulus_id=stimulus_id))
-            return False
+            return ts.state == "erred"
         stealing = self.scheduler.extensions.get("stealing")
         if stealing is not None:
             stealing.remove_key_from_stealable(ts)
         return True
+
+    def _name_producers(self, ts: Any) -> None:
+        """Tell the worker where the task's callback inputs are made: in its annotation."""
+        annotation = ts.annotations[ANNOTATION]
+        if not annotation["callbacks"]:
+            return
+        producers = {}
+        for key in self.intake.keys_at(ts.key, annotation["callbacks"]):
+            producer = self.scheduler.tasks[key]
+            holders = [producer.processing_on] if producer.processing_on else producer.who_has or ()
+            for holder in list(holders)[:1]:
+                producers[key] = holder.address
+        ts.annotations = {**ts.annotations, ANNOTATION: {**annotation, "producers": producers}}
 
     def _fused(self, decision: Dispatch, ts: Any) -> Any:
         keys = self.intake.keys_from(ts.key, decision.steps)
@@ -270,11 +297,12 @@ class Bridge:
         """Tell the policy which executors plain tasks hold, or which do not run tasks now."""
         scheduler = self.scheduler
         for worker, state in scheduler.workers.items():
-            keys = self._plain.get(worker)
-            held = bool(keys) and any(
-                scheduler.tasks[key] not in state.long_running for key in keys or ()
+            # From Dask's own books: stealing moves plain tasks without any transition.
+            held = any(
+                ts not in state.long_running and not self.owns(ts) for ts in state.processing
             )
-            self._set_busy(worker, held or state not in scheduler.running)
+            absent = state not in scheduler.running or worker in self._draining
+            self._set_busy(worker, held or absent)
 
     def _set_busy(self, worker: str, busy: bool) -> None:
         if busy and worker not in self._busy:
@@ -293,13 +321,31 @@ class Bridge:
                 otherwise()
             logger.warning("st2i: %s [%s]", error, event.stimulus_id)
             return
-        if instructions:
-            logger.debug("st2i: %s", instructions)
+        for instruction in instructions:
+            if isinstance(instruction, Unblock):
+                self._send(
+                    instruction.executor,
+                    op="st2i_unblock",
+                    key=instruction.key,
+                    producer=instruction.producer,
+                )
+
+    def _send(self, worker: str, **message: Any) -> None:
+        if worker in self.scheduler.stream_comms:
+            self.scheduler.worker_send(worker, message)
 
 
 def refuse(why: str) -> None:
     """What the tasks of a refused request run instead."""
     raise LimitError(why)
+
+
+def _used(message: dict[str, Any]) -> ev.Measured | None:
+    """Seconds that a run nobody wants any more has used, if its worker says."""
+    if "seconds" in message:
+        return ev.Measured(*message["seconds"])
+    report = (message.get("metadata") or {}).get(ANNOTATION) or {}
+    return _measured(report, ()) if "compute" in report else None
 
 
 def _measured(report: dict[str, Any], startstops: Any) -> ev.Measured:

@@ -48,7 +48,7 @@ class Intake:
 
     def take(self, keys: list[Any]) -> list[NewRequest]:
         """The requests among newly submitted tasks; their tasks become entries."""
-        found: dict[str, dict[int, tuple[Any, dict[str, Any]]]] = {}
+        found: dict[str, list[tuple[Any, dict[str, Any]]]] = {}
         for key in keys:
             ts = self._scheduler.tasks.get(key)
             annotation = (ts.annotations or {}).get(ANNOTATION) if ts is not None else None
@@ -58,10 +58,7 @@ class Intake:
             if why:
                 self._warn(key, why)
             else:
-                found.setdefault(annotation["request"], {})[annotation["position"]] = (
-                    key,
-                    annotation,
-                )
+                found.setdefault(annotation["request"], []).append((key, annotation))
         requests = []
         for name, tasks in found.items():
             try:
@@ -93,15 +90,24 @@ class Intake:
         entry = self.entries[key]
         return self._at[entry.request][entry.position : entry.position + count]
 
-    def _request(self, name: str, tasks: dict[int, tuple[Any, dict[str, Any]]]) -> NewRequest:
+    def keys_at(self, key: Any, positions: Any) -> list[Any]:
+        """The keys of other positions of the task's request."""
+        at = self._at[self.entries[key].request]
+        return [at[position] for position in positions]
+
+    def _request(self, name: str, tasks: list[tuple[Any, dict[str, Any]]]) -> NewRequest:
         if name in self._keys:
-            raise ValueError(f"request {name!r} exists already")
-        if sorted(tasks) != list(range(len(tasks))):
-            raise ValueError(f"positions {sorted(tasks)} are not 0 to {len(tasks) - 1}")
-        position = {tasks[number][0]: number for number in range(len(tasks))}
+            raise ValueError(f"request {_short(name)} exists already")
+        tasks.sort(key=lambda task: task[1]["position"])
+        positions = [annotation["position"] for _, annotation in tasks]
+        if positions != list(range(len(tasks))):
+            raise ValueError(f"positions {_short(positions)} are not 0 to {len(tasks) - 1}")
+        for field in ("tenant", "workflow"):
+            if len({annotation[field] for _, annotation in tasks}) > 1:
+                raise ValueError(f"they name more than one {field}")
+        position = {key: number for number, (key, _) in enumerate(tasks)}
         steps = []
-        for number in range(len(tasks)):
-            key, annotation = tasks[number]
+        for key, annotation in tasks:
             dependencies = self._scheduler.tasks[key].dependencies
             steps.append(
                 Step(
@@ -109,7 +115,7 @@ class Intake:
                     annotation["model"],
                     annotation["bucket"],
                     tuple(sorted(position[d.key] for d in dependencies if d.key in position)),
-                    tuple(annotation.get("callbacks", ())),
+                    tuple(annotation["callbacks"]),
                 )
             )
         _, first = tasks[0]
@@ -125,8 +131,8 @@ class Intake:
         if why not in self._warned and len(self._warned) < 1_000:
             self._warned.add(why)
             logger.warning(
-                "task %r has an %r annotation but runs as a plain Dask task: %s",
-                key,
+                "task %s has an %r annotation but runs as a plain Dask task: %s",
+                _short(key),
                 ANNOTATION,
                 why,
             )
@@ -146,16 +152,27 @@ def _unsound(annotation: Any, ts: Any) -> str:
         return f"the annotation is a {type(annotation).__name__}, not a dict"
     for name in _TEXTS:
         if not isinstance(annotation.get(name), str):
-            return f"{name!r} is {annotation.get(name)!r}, not text"
+            return f"{name!r} is {_short(annotation.get(name))}, not text"
+    callbacks = annotation.get("callbacks")
+    if not isinstance(callbacks, (tuple, list)) or not all(type(p) is int for p in callbacks):
+        return f"'callbacks' is {callbacks!r}, not a list of positions"
     position = annotation.get("position")
     if type(position) is not int or position < 0:
-        return f"'position' is {position!r}, not a whole number >= 0"
+        return f"'position' is {_short(position)}, not a whole number >= 0"
     if not isinstance(ts.key, str):
         return "its key is not a string"
+    if ts.state != "released":
+        return "it was submitted before"
     try:
         check_tenant(annotation.get("tenant"))
-    except St2iError as error:
-        return str(error)
+    except St2iError:
+        return f"'tenant' is {_short(annotation.get('tenant'))}, not a tenant's name"
     if ts.worker_restrictions or ts.host_restrictions or ts.resource_restrictions or ts.actor:
         return "it is tied to workers, hosts or resources, where the policy cannot choose"
     return ""
+
+
+def _short(value: Any) -> str:
+    """What a client wrote, cut to what a log line may hold."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -9,7 +9,8 @@ when the plugin goes:
 2. `queued`: Dask's heap with the ModelFn tasks beside it, so that `ts in scheduler.queued` stays true.
 3. `stimulus_queue_slots_maybe_opened`, which Dask calls whenever a slot may have opened: our round of
    decisions, then Dask's own for its heap.
-4. `stream_handlers`: the end of a cancelled run is heard, and two messages of ours from workers.
+4. `stream_handlers`: the end of a run is heard, also that of one nobody wants (a message of ours).
+5. `remove_plugin`: Dask does not tell a plugin that it was unregistered.
 """
 
 from __future__ import annotations
@@ -67,6 +68,11 @@ class Seams:
 
     def __init__(self, scheduler: Any, owner: Owner):
         check(scheduler)
+        if isinstance(scheduler.queued, QueuedTasks):
+            raise AttachError(
+                "another fair scheduler plugin serves on this scheduler; unregister it first: "
+                "client.unregister_scheduler_plugin(name)"
+            )
         self._scheduler = scheduler
         self._owner = owner
         self._armed = False
@@ -90,6 +96,8 @@ class Seams:
         for op, handler in self._handlers.items():
             scheduler.stream_handlers[op] = self._hearing(handler)
         scheduler.stream_handlers["st2i_ended"] = self._run_ended
+        self._plain_remove_plugin = scheduler.remove_plugin
+        scheduler.remove_plugin = self._remove_plugin
         self._installed = True
 
     def restore(self) -> None:
@@ -103,8 +111,10 @@ class Seams:
         scheduler.queued = self._heap
         del scheduler._TRANSITIONS_TABLE  # the class's own
         del scheduler.stimulus_queue_slots_maybe_opened
+        del scheduler.remove_plugin
         scheduler.stream_handlers.update(self._handlers)
-        scheduler.stream_handlers.pop("st2i_ended", None)
+        # Workers may still send it, and Dask drops a worker whose message it does not know.
+        scheduler.stream_handlers["st2i_ended"] = _ignore
         scheduler.stimulus_queue_slots_maybe_opened(stimulus_id="st2i-restored")
 
     def arm(self) -> None:
@@ -179,15 +189,28 @@ class Seams:
     def _hearing(self, handler: Callable[..., Any]) -> Callable[..., Any]:
         def heard(*args: Any, key: Any, worker: str, **message: Any) -> Any:
             self._owner.ended(key, worker, message)
-            result = handler(*args, key=key, worker=worker, **message)
-            self._owner.settled(key, worker)
-            return result
+            try:
+                return handler(*args, key=key, worker=worker, **message)
+            finally:
+                self._owner.settled(key, worker)
 
         return heard
 
     def _run_ended(self, *, key: Any, worker: str, **message: Any) -> None:
-        self._owner.ended(key, worker, {})
+        self._owner.ended(key, worker, message)
+        self._owner.settled(key, worker)
         self.arm()
+
+    def _remove_plugin(self, name: str | None = None) -> None:
+        plugin = self._scheduler.plugins.get(name)
+        self._plain_remove_plugin(name)
+        if getattr(plugin, "bridge", None) is self._owner:
+            self.restore()
+            self._scheduler.loop.add_callback(plugin.close)
+
+
+def _ignore(**message: Any) -> None:
+    pass
 
 
 class QueuedTasks:
@@ -291,12 +314,13 @@ def check(scheduler: Any) -> None:
         ("_add_to_processing", ["ts", "ws", "stimulus_id"]),
         ("_validate_ready", ["ts"]),
         ("transitions", ["recommendations", "stimulus_id"]),
+        ("remove_plugin", ["name"]),
     ):
         method = getattr(type(scheduler), name, None)
         if method is None or list(inspect.signature(method).parameters)[1:] != parameters:
             problems.append(f"no method {name}({', '.join(parameters)})")
     queued = getattr(scheduler, "queued", None)
-    if not isinstance(queued, QueuedTasks) and type(queued).__name__ != "HeapSet":
+    if type(queued).__name__ not in ("HeapSet", "QueuedTasks"):
         problems.append(f"scheduler.queued is a {type(queued).__name__}, not a HeapSet")
     handlers = getattr(scheduler, "stream_handlers", {})
     problems += [f"no message {op}" for op in _MESSAGES if op not in handlers]

@@ -26,6 +26,10 @@ class LimitError(St2iError):
     """A tenant is over its cap of queued requests; nothing was submitted. Try again later."""
 
 
+class ProducerLostError(St2iError):
+    """The task that makes a callback input is gone; consumer and producer run again."""
+
+
 class AttachError(St2iError):
     """The cluster cannot serve: package missing or of another version on scheduler or workers."""
 

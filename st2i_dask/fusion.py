@@ -8,10 +8,15 @@ Rules, for a glue call G and the invocations A(G) that it needs, directly or not
   before their model. A task does not repeat what an earlier task on its path has already computed.
 * What joins parallel models for the result alone runs in the last of them, which then waits for
   the others.
+* A callback input is no dependency: its consumer starts when the producer has been dispatched. The
+  first task that depends on the consumer depends on the producer too, so that the producer stays
+  wanted until the consumer is done. Without such a task (the consumer gives the result), and where
+  the consumer depends on the producer anyway, the input is an ordinary one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +36,8 @@ class TaskProgram:
     dependencies: tuple[int, ...]  # positions of the tasks whose exports it reads or waits for
     imports: tuple[tuple[int, Ref], ...]  # (index into dependencies, value)
     exports: tuple[Ref, ...]  # values that other tasks read, in the order of the task's output
+    callbacks: tuple[int, ...] = ()  # positions of the producers of its callback inputs
+    callback_imports: tuple[tuple[int, Ref], ...] = ()  # (index into callbacks, value)
 
 
 @dataclass(frozen=True)
@@ -47,6 +54,9 @@ class Program:
             assert all(dependency != position for dependency in task.dependencies)
             for source, ref in task.imports:
                 assert ref in self.tasks[task.dependencies[source]].exports
+            assert not set(task.callbacks) & {*task.dependencies, position}
+            for source, ref in task.callback_imports:
+                assert ref in self.tasks[task.callbacks[source]].exports
 
 
 def fuse(dag: Dag) -> Program:
@@ -55,28 +65,71 @@ def fuse(dag: Dag) -> Program:
 
 
 class _Fusion:
-    def __init__(self, dag: Dag):
+    def __init__(self, dag: Dag, serial: frozenset[int] = frozenset()):
         self.dag = dag
         self.invocations = [n.index for n in dag.nodes if isinstance(n, InvocationNode)]
-        # needs[i]: bit set of the invocations that node i needs, itself included.
-        self.needs: list[int] = []
+        # Per invocation: its callback leaves that are no dependencies, and where each is made.
+        self.callbacks: dict[int, dict[Ref, int]] = {}
+        # after[i]: bit set of the invocations that are complete when node i has run, itself included.
+        self.after: list[int] = []
         for node in dag.nodes:
-            bits = 0
-            for leaf in leaves(arguments(node)):
-                if isinstance(leaf, Ref):
-                    bits |= self.needs[leaf.node]
             if isinstance(node, InvocationNode):
-                bits |= 1 << node.index
-            self.needs.append(bits)
+                self.after.append(self._after_invocation(node, node.index in serial))
+            else:
+                self.after.append(self._after_leaves(leaves(arguments(node))))
         self.tasks = {index: _Draft() for index in self.invocations}
         self.placed: dict[int, list[int]] = {index: [index] for index in self.invocations}
 
+    def _after_leaves(self, refs: Iterable[Any]) -> int:
+        bits = 0
+        for leaf in refs:
+            if isinstance(leaf, Ref):
+                bits |= self.after[leaf.node]
+        return bits
+
+    def _after_invocation(self, node: InvocationNode, serial: bool) -> int:
+        possible = {
+            name: tree
+            for name, tree in node.inputs.items()
+            if isinstance(tree, Ref) and node.model_fn.inputs[name].callback and not serial
+        }
+        bits = 0
+        for name, tree in node.inputs.items():
+            if name not in possible:
+                bits |= self._after_leaves(leaves(tree))
+        # Whoever depends on a consumer comes after its producers as well.
+        for consumer, made in self.callbacks.items():
+            if bits >> consumer & 1:
+                for source in made.values():
+                    bits |= self.after[source]
+        found: dict[Ref, int] = {}
+        for leaf in possible.values():
+            made_by_model = isinstance(self.dag.nodes[leaf.node], InvocationNode)
+            home = leaf.node if made_by_model else self._home(leaf.node)
+            if home is None or bits >> home & 1:
+                bits |= self.after[leaf.node]
+            else:
+                found[leaf] = home
+        if found:
+            self.callbacks[node.index] = found
+        return bits | 1 << node.index
+
     def program(self) -> Program:
+        result_bits = self.after[self.dag.result.node]
+        last = result_bits.bit_length() - 1
+        if last in self.callbacks:
+            # Nobody depends on the result's task: its producers must be dependencies of its own.
+            return _Fusion(self.dag, frozenset({last})).program()
         for index in self.invocations:
+            callbacks = self.callbacks.get(index, {})
             for leaf in leaves(arguments(self.dag.nodes[index])):
-                self.require(leaf, index)
-        last = self._result_task()
+                if leaf in callbacks:
+                    self._export_callback(leaf, index, callbacks[leaf])
+                else:
+                    self.require(leaf, index)
+        self.after[last] |= result_bits
         self.require(self.dag.result, last)
+        self._keep_producers()
         position = {index: number for number, index in enumerate(self.invocations)}
         tasks = tuple(self._finish(index, position) for index in self.invocations)
         program = Program(tasks, position[last])
@@ -101,7 +154,7 @@ class _Fusion:
         if task in places:
             return []
         # An earlier task on the path to this one that already has it.
-        source = next((place for place in places if self.needs[task] >> place & 1), None)
+        source = next((place for place in places if self.after[task] >> place & 1), None)
         more: list[tuple[Any, int]] = []
         if source is None:
             home = self._home(leaf.node)
@@ -110,10 +163,28 @@ class _Fusion:
             more = self._place(leaf.node, home)
             source = home
         draft.imports.setdefault(leaf, source)
+        self._export(leaf, source)
+        return more
+
+    def _export(self, leaf: Ref, source: int) -> None:
         exports = self.tasks[source].exports
         if leaf not in exports:
             exports.append(leaf)
-        return more
+
+    def _export_callback(self, leaf: Ref, task: int, source: int) -> None:
+        if source not in self.placed.get(leaf.node, []):
+            self.require(leaf, source)
+        self._export(leaf, source)
+        self.tasks[task].callbacks[leaf] = source
+
+    def _keep_producers(self) -> None:
+        for consumer, made in self.callbacks.items():
+            keeper = next(
+                index
+                for index in self.invocations
+                if consumer in self.tasks[index].imports.values()
+            )
+            self.tasks[keeper].waits_for.update(made.values())
 
     def _place(self, node: int, task: int) -> list[tuple[Any, int]]:
         self.placed.setdefault(node, []).append(task)
@@ -122,21 +193,16 @@ class _Fusion:
 
     def _home(self, node: int) -> int | None:
         """The invocation that comes after all the others that `node` needs."""
-        bits = self.needs[node]
+        bits = self.after[node]
         if not bits:
             return None
         latest = bits.bit_length() - 1  # indices are topological
-        return latest if self.needs[latest] & bits == bits else None
-
-    def _result_task(self) -> int:
-        bits = self.needs[self.dag.result.node]
-        last: int = bits.bit_length() - 1
-        self.needs[last] |= bits
-        return last
+        return latest if self.after[latest] & bits == bits else None
 
     def _finish(self, index: int, position: dict[int, int]) -> TaskProgram:
         draft = self.tasks[index]
-        sources = sorted(set(draft.imports.values()))
+        sources = sorted({*draft.imports.values(), *draft.waits_for})
+        producers = sorted(set(draft.callbacks.values()))
         return TaskProgram(
             position[index],
             index,
@@ -145,6 +211,8 @@ class _Fusion:
             tuple(position[source] for source in sources),
             tuple((sources.index(source), ref) for ref, source in draft.imports.items()),
             tuple(draft.exports),
+            tuple(position[source] for source in producers),
+            tuple((producers.index(source), ref) for ref, source in draft.callbacks.items()),
         )
 
 
@@ -153,4 +221,6 @@ class _Draft:
         self.glue: list[int] = []
         self.parameters: set[str] = set()
         self.imports: dict[Ref, int] = {}
+        self.callbacks: dict[Ref, int] = {}
+        self.waits_for: set[int] = set()
         self.exports: list[Ref] = []

@@ -6,10 +6,11 @@ program. It is imported by the scheduler too, so it must stay cheap to import.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from .callback import CallbackFuture
 from .dag import substitute
 from .errors import AttachError, OutputError
 from .outputs import TaskOutputs
@@ -31,6 +32,7 @@ class Call:
     packed: PackedTask
     parameters: dict[str, Any]
     about: dict[str, Any] | None
+    callbacks: tuple[str, ...]  # keys of the producers, in the order of TaskProgram.callbacks
     dependencies: tuple[str, ...]  # keys, in the order of TaskProgram.dependencies
     key: str
 
@@ -55,6 +57,7 @@ class BoundTask:
         parameters: dict[str, Any],
         about: dict[str, Any] | None,
         dependencies: Sequence[TaskOutputs],
+        producers: Sequence[Callable[[], TaskOutputs]] = (),
     ):
         self.digest = packed.plan.digest
         self.model_fn, self.plan = unpack(packed)
@@ -62,6 +65,10 @@ class BoundTask:
         self._parameters = parameters
         self.imports: dict[Ref, Any] = {
             ref: dependencies[source].values[export] for source, export, ref in self.plan.imports
+        }
+        self.callbacks: dict[Ref, CallbackFuture] = {
+            ref: CallbackFuture(_export(producers[source], export))
+            for source, export, ref in self.plan.callbacks
         }
 
     def evaluate(self, components: Mapping[str, Any]) -> Any:
@@ -73,6 +80,8 @@ class BoundTask:
                 return self._parameters[leaf.name]
             if leaf in self.imports:
                 return self.imports[leaf]
+            if leaf in self.callbacks:
+                return self.callbacks[leaf]
             whole = made[leaf.node]
             return whole if leaf.output is None else whole[leaf.output]
 
@@ -87,12 +96,20 @@ class BoundTask:
             else:
                 inputs = dict.fromkeys(self.model_fn.inputs)
                 inputs.update((n, substitute(tree, value)) for n, tree in node.inputs.items())
+                self._wrap_callbacks(inputs)
                 result = self.model_fn.execute(components, **inputs)
                 self._check_outputs(result)
             made[node.index] = result
         if self.plan.result is not None:
             return value(self.plan.result)
         return tuple(value(ref) for ref in self.plan.program.exports)
+
+    def _wrap_callbacks(self, inputs: dict[str, Any]) -> None:
+        """A callback input is a CallbackFuture also where it happened to be an ordinary one."""
+        for name, declared in self.model_fn.inputs.items():
+            value = inputs[name]
+            if declared.callback and not (value is None or isinstance(value, CallbackFuture)):
+                inputs[name] = CallbackFuture.of(value)
 
     def _check_outputs(self, result: Any) -> None:
         declared = set(self.model_fn.outputs)
@@ -115,15 +132,24 @@ class BoundTask:
         return values
 
 
+def _export(fetch: Callable[[], TaskOutputs], export: int) -> Callable[[], Any]:
+    return lambda: fetch().values[export]
+
+
+#: Arguments of `run_invocation` before the dependencies.
+LEADING = 4
+
+
 def run_invocation(
     packed: PackedTask,
     parameters: dict[str, Any],
     about: dict[str, Any] | None,
+    callbacks: tuple[str, ...],
     *dependencies: TaskOutputs,
 ) -> Any:
     """Entry point of a task. Runs in a worker's executor thread."""
     names = tuple(map(str, range(len(dependencies))))
-    call = Call(packed, parameters, about, names, "")
+    call = Call(packed, parameters, about, callbacks, names, "")
     return _runner().run([call], dict(zip(names, dependencies, strict=True)))
 
 

@@ -42,6 +42,7 @@ class TaskPlan:
     program: TaskProgram
     nodes: tuple[GlueNode | Execution, ...]
     imports: tuple[tuple[int, int, Ref], ...]  # (index of the dependency, its export, value)
+    callbacks: tuple[tuple[int, int, Ref], ...]  # (index of the producer, its export, value)
     result: Ref | None  # the workflow's result, for the task that gives it
 
 
@@ -79,6 +80,10 @@ def pack(dag: Dag, program: Program) -> tuple[PackedTask, ...]:
             tuple(
                 (source, program.tasks[task.dependencies[source]].exports.index(ref), ref)
                 for source, ref in task.imports
+            ),
+            tuple(
+                (source, program.tasks[task.callbacks[source]].exports.index(ref), ref)
+                for source, ref in task.callback_imports
             ),
             dag.result if task.position == program.result_position else None,
         )

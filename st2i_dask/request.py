@@ -63,6 +63,7 @@ def build_request(
             composed.packed[task.position],
             {name: data[name] for name in task.parameters},
             about if final else None,
+            tuple(keys[producer] for producer in task.callbacks),
             *(TaskRef(keys[dependency]) for dependency in task.dependencies),
         )
         annotations[key] = {
@@ -73,5 +74,6 @@ def build_request(
             "fn": composed.labels[task.position],
             "model": composed.model_keys[task.position],
             "bucket": composed.bucket,
+            "callbacks": task.callbacks,
         }
     return Request(keys[composed.program.result_position], tenant, tasks, annotations)

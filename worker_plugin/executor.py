@@ -61,6 +61,10 @@ class CacheExecutor:
             start = time.perf_counter()
             if self.device != "cpu":
                 task.imports = map_values(task.imports, is_tensor, self._to_device)
+                task.callbacks = {
+                    ref: future.then(lambda value: map_values(value, is_tensor, self._to_device))
+                    for ref, future in task.callbacks.items()
+                }
             here = time.perf_counter()
             with _no_grad():
                 result = task.evaluate(components)

@@ -50,17 +50,17 @@ class ServingPlugin(WorkerPlugin):
         budget = self.model_bytes or _default_budget(worker, device)
         self.executor = CacheExecutor(ModelCache(budget), device)
         self.runner = StepRunner(worker, self.executor)
-        worker.stream_handlers["st2i_yield"] = self.runner.yield_wanted
+        self.runner.start()
         # Dask holds messages back for some milliseconds to batch them; a chain of short tasks
         # spends most of its time there.
         worker.batched_stream.interval = 0
         logger.info("st2i worker: device %s, %s bytes for models", device, f"{budget:,}")
 
     def teardown(self, worker: Any) -> None:
-        if self.executor is not None:
+        if self.executor is not None and self.runner is not None:
+            self.runner.stop()
             self.executor.models.clear()
             self.executor = self.runner = None
-            worker.stream_handlers.pop("st2i_yield", None)
 
 
 def _default_device() -> str:

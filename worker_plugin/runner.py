@@ -7,20 +7,31 @@ completion message names them.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
+from distributed import Reschedule, Status
+from distributed.comm import CommClosedError
 from distributed.worker import thread_state
 from distributed.worker_state_machine import UpdateDataEvent
 
+from st2i_dask.errors import ProducerLostError
 from st2i_dask.invocation import BoundTask, Call
 
+from .callback_pulls import CallbackPulls
 from .executor import CacheExecutor, Seconds
 
+logger = logging.getLogger(__name__)
 
-# States of a task in Dask's worker while its thread runs and its result is wanted.
+# States of a task in Dask's worker while its thread runs and its result is wanted, and before.
 _RUNNING = ("executing", "long-running")
+_PENDING = ("waiting", "ready", "constrained")
+# How often to look whether the thread of a task that was taken back has ended, seconds. Only needed
+# where it ends without passing `run`.
+_LOOK_S = 0.2
 
 
 class StepRunner:
@@ -30,8 +41,10 @@ class StepRunner:
         self._worker = worker
         self._executor = executor
         self._yielding: set[str] = set()
+        self._watched: set[str] = set()  # taken back; the scheduler waits to hear of their end
         self._reported: tuple[str, ...] | None = None  # resident models, as last told
         self._lock = threading.Lock()
+        self._pulls = CallbackPulls(worker)
 
     def run(self, calls: Sequence[Call], values: dict[str, Any]) -> Any:
         """The first call's result. Later calls run ahead until a yield or an error."""
@@ -48,8 +61,12 @@ class StepRunner:
                         call.parameters,
                         call.about,
                         [values[name] for name in call.dependencies],
+                        [self._pulls.fetch(key, producer) for producer in call.callbacks],
                     )
                     result, seconds = self._executor.run(task)
+                except ProducerLostError as error:
+                    logger.info("%s runs again: %s", key, error)
+                    raise Reschedule from error
                 except Exception:
                     if done:
                         break  # it runs again, and fails, under its own key
@@ -60,7 +77,7 @@ class StepRunner:
         finally:
             self._yielding.discard(key)
             ahead = {c.key: r for c, r in zip(calls[1:], done[1:], strict=False)}
-            self._worker.loop.add_callback(self._over, key, ahead)
+            self._worker.loop.add_callback(self._over, key, total, ahead)
         self._report(key, total, ahead)
         return done[0]
 
@@ -68,16 +85,55 @@ class StepRunner:
         task = self._worker.state.tasks.get(key)
         return task is None or task.state not in _RUNNING
 
-    def yield_wanted(self, key: str, **message: Any) -> None:
-        """Stream message `st2i_yield`: hand back after the current step."""
-        if not self._unwanted(key):
+    def start(self) -> None:
+        """Listen to the scheduler and to other workers."""
+        self._worker.stream_handlers["st2i_yield"] = self.yield_wanted
+        self._pulls.start()
+
+    def stop(self) -> None:
+        self._worker.stream_handlers.pop("st2i_yield", None)
+        self._pulls.stop()
+
+    def yield_wanted(self, key: str, taken_back: bool = False, **message: Any) -> None:
+        """Stream message `st2i_yield`: hand back after the current step.
+
+        taken_back: the scheduler wants the result no more and waits for the executor; tell it when
+            the thread has ended, at once if none was started.
+        """
+        if taken_back:
+            self._watched.add(key)
+            self._look(key, Seconds())
+            return
+        for old in [k for k in list(self._yielding) if self._state(k) not in _RUNNING + _PENDING]:
+            self._yielding.discard(old)
+        if self._state(key) in _RUNNING + _PENDING:
             self._yielding.add(key)
 
-    def _over(self, key: str, ahead: dict[str, Any]) -> None:
+    def _state(self, key: str) -> str | None:
+        task = self._worker.state.tasks.get(key)
+        return task.state if task is not None else None
+
+    def _look(self, key: str, seconds: Seconds | None) -> None:
+        """Tell the scheduler if no thread runs the key; else look again. seconds: what it used."""
+        if key not in self._watched or self._worker.status is Status.closed:
+            return
+        task = self._worker.state.tasks.get(key)
+        if task is not None and (task.state in _RUNNING or task.previous in _RUNNING):
+            self._worker.loop.call_later(_LOOK_S, self._look, key, None)
+        else:
+            self._tell_ended(key, seconds)
+
+    def _tell_ended(self, key: str, seconds: Seconds | None) -> None:
+        self._watched.discard(key)
+        used = {} if seconds is None else {"seconds": list(seconds)}
+        with suppress(CommClosedError):
+            self._worker.batched_stream.send({"op": "st2i_ended", "key": key, **used})
+
+    def _over(self, key: str, seconds: Seconds, ahead: dict[str, Any]) -> None:
         """In the event loop, before Dask hears that the thread is done."""
         if self._unwanted(key):
             # Cancelled meanwhile: Dask tells the scheduler nothing, which waits for the executor.
-            self._worker.batched_stream.send({"op": "st2i_ended", "key": key})
+            self._tell_ended(key, seconds)
         elif ahead:
             self._worker.handle_stimulus(
                 UpdateDataEvent(data=ahead, stimulus_id=f"st2i-ahead-{key}")

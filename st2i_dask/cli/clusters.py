@@ -47,8 +47,14 @@ def own_cluster(workers: int) -> Iterator[Client]:
     quiet_logs()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        with shielded_children():
-            cluster = local_cluster(workers, silence_logs=logging.ERROR)
+        try:
+            with shielded_children():
+                cluster = local_cluster(workers, silence_logs=logging.ERROR)
+        except (OSError, RuntimeError) as error:  # a time-out is an OSError
+            raise AttachError(
+                f"a local cluster with {workers} workers could not be started: {error}; try fewer "
+                "--workers, or give a running cluster's address by --scheduler"
+            ) from error
     for warning in caught:
         if "already in use" in str(warning.message):
             click.echo("the dashboard's usual port is taken; it gets another one", err=True)
@@ -61,16 +67,21 @@ def own_cluster(workers: int) -> Iterator[Client]:
         yield client
 
 
-#: What workers log as errors although it is none: a failed task is reported by the command, once;
-#: a cluster that closes while tasks run breaks off heartbeats.
-_NOISE = ("Compute Failed", "Failed to communicate with scheduler during heartbeat")
-
-
 def _drop_noise() -> None:
-    """On a worker of ours."""
-    logging.getLogger("distributed.worker").addFilter(
-        lambda record: not record.getMessage().startswith(_NOISE)
-    )
+    """On a worker of ours: do not log as errors what is none.
+
+    A failed task is reported by the command, once; a cluster that closes while tasks run breaks off
+    messages.
+    """
+    from distributed.comm import CommClosedError
+
+    def keep(record: logging.LogRecord) -> bool:
+        kind = record.exc_info[0] if record.exc_info else None
+        broken_off = kind is not None and issubclass(kind, CommClosedError)
+        return not broken_off and not record.getMessage().startswith("Compute Failed")
+
+    for name in ("distributed.worker", "tornado.application"):
+        logging.getLogger(name).addFilter(keep)
 
 
 @contextlib.contextmanager

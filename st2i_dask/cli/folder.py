@@ -168,7 +168,9 @@ def replace_with(path: Path, data: bytes | memoryview) -> None:
     try:
         temporary.write_bytes(data)
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = str(path)
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -66,8 +67,11 @@ def read_folder(source: str, parts: set[str] | None = None) -> DiffusersFolder:
     From the hub, `parts` are fetched whole (weights too); None: configuration and tokenizers only.
     """
     path = _packaged_path(source) or Path(source)
-    if not path.is_dir():
+    if not os.path.isdir(path):  # False also for what cannot be a path at all
         path = _from_hub(source, parts)
+    elif source not in PACKAGED:
+        # Workers have other working directories.
+        source = str(path.absolute())
     index = _read_json(path / "model_index.json", source)
     for part, value in index.items():
         present = isinstance(value, list) and len(value) == 2 and value[0] is not None
@@ -76,7 +80,19 @@ def read_folder(source: str, parts: set[str] | None = None) -> DiffusersFolder:
                 f"{source!r}: model_index.json names {part!r} but the folder {path / part} is "
                 "missing; copy the whole folder again"
             )
+        if present and part.startswith("tokenizer"):
+            _check_vocabulary(path / part, source)
     return DiffusersFolder(source, path, index)
+
+
+def _check_vocabulary(folder: Path, source: str) -> None:
+    # Without one, transformers makes an empty tokenizer and says nothing: any prompt, one picture.
+    about = {"tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "config.json"}
+    if not {file.name for file in folder.iterdir()} - about:
+        raise LoadError(
+            f"{source!r}: {folder} has no vocabulary (tokenizer.json, vocab.json, spiece.model); "
+            "copy the whole folder again"
+        )
 
 
 def load_parts(source: str, parts: set[str], dtype: str | None) -> Any:

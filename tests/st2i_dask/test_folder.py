@@ -1,0 +1,216 @@
+"""Diffusers folders: what is read where, and a message for everything that can be wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+
+import pytest
+
+from st2i_dask import shapes
+from st2i_dask.catalogue.folder import (
+    DTYPES,
+    PACKAGED,
+    check_dtype,
+    load_parts,
+    read_folder,
+    stored_dtype,
+)
+from st2i_dask.errors import LoadError
+
+INDEX = {
+    "_class_name": "FluxPipeline",
+    "_diffusers_version": "0.42.0",
+    "_name_or_path": ["a", "b"],
+    "scheduler": ["diffusers", "FlowMatchEulerDiscreteScheduler"],
+    "transformer": ["diffusers", "FluxTransformer2DModel"],
+    "tokenizer": ["transformers", "CLIPTokenizer"],
+    "image_encoder": [None, None],
+    "force_zeros": True,
+}
+
+
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch):
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+@pytest.fixture
+def path(tmp_path):
+    """A folder with configurations and no weights."""
+    path = tmp_path / "my-flux"
+    for part in ("scheduler", "transformer", "tokenizer"):
+        (path / part).mkdir(parents=True)
+    (path / "model_index.json").write_text(json.dumps(INDEX))
+    (path / "scheduler" / "scheduler_config.json").write_text('{"shift": 3.0}')
+    (path / "transformer" / "config.json").write_text('{"in_channels": 64}')
+    (path / "tokenizer" / "tokenizer.json").write_text("{")
+    (path / "tokenizer" / "tokenizer_config.json").write_text("{}")
+    return path
+
+
+def refused(call):
+    with pytest.raises(LoadError) as caught:
+        call()
+    return str(caught.value)
+
+
+# ---------------------------------------------------------------- reading
+
+
+def test_configurations_are_read(path):
+    folder = read_folder(str(path))
+    assert folder.source == str(path)
+    assert folder.path == path
+    assert folder.pipeline_class == "FluxPipeline"
+    assert folder.scheduler_config == {"shift": 3.0}
+    assert folder.config("transformer") == {"in_channels": 64}
+    assert pickle.loads(pickle.dumps(folder)) == folder
+
+
+def test_workers_get_a_path_that_does_not_depend_on_where_they_run(path, monkeypatch):
+    monkeypatch.chdir(path.parent)
+    for source in ("my-flux", f".{os.sep}my-flux"):
+        assert read_folder(source).source == str(path)
+
+
+@pytest.mark.parametrize("name", PACKAGED)
+def test_a_packaged_model_keeps_its_name(name, tmp_path, monkeypatch):
+    (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path)
+    if not shapes.PIPELINE.is_dir():
+        pytest.skip("its weights are not here")
+    folder = read_folder(name)
+    assert (folder.source, folder.path) == (name, shapes.PIPELINE)
+
+
+# ---------------------------------------------------------------- refusals
+
+
+def test_a_folder_that_is_nowhere_is_refused_with_what_there_is():
+    message = refused(lambda: read_folder("no/where"))
+    assert (
+        "'no/where' is neither a packaged model (shapes), nor a folder here, nor a hub" in message
+    )
+    assert "give a path to a folder with model_index.json" in message
+
+
+@pytest.mark.parametrize("source", ["a b/c d", "nul\x00", "x" * 300, "../../etc", "a/b/c"])
+def test_what_is_no_hub_id_is_refused_too(source, path, monkeypatch):
+    monkeypatch.chdir(path.parent)
+    assert repr(source) in refused(lambda: read_folder(source))
+
+
+def test_a_folder_without_index_is_refused(path):
+    (path / "model_index.json").unlink()
+    message = refused(lambda: read_folder(str(path)))
+    assert f"{path / 'model_index.json'} cannot be read (No such file or directory)" in message
+    assert "a Diffusers folder has model_index.json and one folder per component" in message
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "is not JSON"),
+        ("", "is not JSON"),
+        ("[]", "does not hold a JSON object; copy it again"),
+        ("5", "does not hold a JSON object; copy it again"),
+    ],
+)
+def test_a_broken_index_is_refused(path, text, message):
+    (path / "model_index.json").write_text(text)
+    assert message in refused(lambda: read_folder(str(path)))
+
+
+def test_an_index_that_is_no_text_is_refused(path):
+    (path / "model_index.json").write_bytes(b"\xff\xfe\x00")
+    assert "is not JSON" in refused(lambda: read_folder(str(path)))
+
+
+def test_a_missing_component_is_refused(path):
+    shutil.rmtree(path / "tokenizer")
+    message = refused(lambda: read_folder(str(path)))
+    assert "model_index.json names 'tokenizer' but the folder" in message
+    assert "is missing; copy the whole folder again" in message
+
+
+def test_a_missing_configuration_is_refused(path):
+    folder = read_folder(str(path))
+    assert str(path / "vae" / "config.json") in refused(lambda: folder.config("vae"))
+    (path / "scheduler" / "scheduler_config.json").unlink()
+    assert "scheduler_config.json cannot be read" in refused(lambda: folder.scheduler_config)
+
+
+def test_a_tokenizer_without_vocabulary_is_refused(path):
+    """transformers would make one that maps every prompt to the same tokens."""
+    (path / "tokenizer" / "tokenizer.json").unlink()
+    message = refused(lambda: read_folder(str(path)))
+    assert f"{path / 'tokenizer'} has no vocabulary" in message
+    assert "copy the whole folder again" in message
+
+
+def test_a_tokenizer_that_cannot_be_read_is_refused(path):
+    message = refused(lambda: read_folder(str(path)).tokenizer("tokenizer"))
+    assert "tokenizer cannot be read" in message
+    assert "copy the whole folder again" in message
+
+
+def test_parts_that_cannot_be_loaded_are_refused(path):
+    message = refused(lambda: load_parts(str(path), {"transformer"}, "float32"))
+    assert f"{str(path)!r}: transformer cannot be loaded" in message
+    assert "check that the folder is whole and visible on every worker" in message
+
+
+# ---------------------------------------------------------------- dtypes
+
+
+def store(path, dtype, size, part="transformer"):
+    (path / part).mkdir(exist_ok=True)
+    header = json.dumps({"w": {"dtype": dtype, "shape": [1], "data_offsets": [0, size]}}).encode()
+    file = path / part / "diffusion_pytorch_model.safetensors"
+    file.write_bytes(len(header).to_bytes(8, "little") + header + bytes(size))
+
+
+@pytest.mark.parametrize(
+    ("stored", "size", "wanted"),
+    [
+        ("BF16", 2, "bfloat16"),
+        ("F16", 2, "float16"),
+        ("F32", 4, "float32"),
+        ("F64", 8, "float32"),
+    ],
+)
+def test_the_dtype_of_the_stored_weights_is_found(path, stored, size, wanted):
+    store(path, stored, size)
+    assert stored_dtype(read_folder(str(path))) == wanted
+
+
+def test_without_weights_the_dtype_is_float32(path):
+    assert stored_dtype(read_folder(str(path))) == "float32"
+
+
+def test_a_unet_counts_as_the_denoiser(path):
+    (path / "transformer" / "config.json").unlink()
+    (path / "transformer").rmdir()
+    index = {name: value for name, value in INDEX.items() if name != "transformer"}
+    (path / "model_index.json").write_text(json.dumps(index))
+    store(path, "F16", 2, "unet")
+    assert stored_dtype(read_folder(str(path))) == "float16"
+
+
+@pytest.mark.parametrize("dtype", [None, *DTYPES])
+def test_dtypes_that_are_supported(dtype):
+    check_dtype(dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bf16", "", "int8"])
+def test_dtypes_that_are_not(dtype):
+    message = refused(lambda: check_dtype(dtype))
+    assert message == (
+        f"dtype={dtype!r} is not supported; choose one of float32, bfloat16, float16"
+    )

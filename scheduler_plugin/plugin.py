@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -14,7 +15,9 @@ from st2i_dask.request import ANNOTATION
 
 from . import events as ev
 from .bridge import Bridge
+from .candidates import Chooser
 from .cost_model import CostModel
+from .fair_queue import FairQueue
 from .policy import FairPolicy
 from .settings import Settings
 from .usage import UsageTotals
@@ -29,13 +32,20 @@ class ServingSchedulerPlugin(SchedulerPlugin):
     name = SCHEDULER_PLUGIN
     idempotent = True
 
-    def __init__(self, settings: Settings | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings | None = None,
+        *,
+        chooser: Callable[[Any, float], Chooser] = FairQueue,
+    ) -> None:
+        """chooser: who is next; the fair queue, or a rival for comparison (see rivals.py)."""
         self.settings = settings or Settings()
+        self.chooser = chooser
 
     async def start(self, scheduler: Any) -> None:
         self.scheduler = scheduler
         self.usage = UsageTotals()
-        self.policy = FairPolicy(self.settings)
+        self.policy = FairPolicy(self.settings, chooser=self.chooser)
         self.bridge = Bridge(scheduler, self.policy, time.monotonic)
         self.bridge.start()
         self._handlers = {

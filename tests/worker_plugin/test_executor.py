@@ -1,0 +1,227 @@
+"""The executor in this process: results, seconds, models in the cache, refusals."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import st2i_dask as st2i
+from st2i_dask.dag import build
+from st2i_dask.fusion import fuse
+from st2i_dask.image import GeneratedImage
+from st2i_dask.invocation import BoundTask
+from st2i_dask.outputs import TaskOutputs
+from st2i_dask.plan import pack
+from st2i_dask.trace import Trace, tracing
+from worker_plugin.executor import CacheExecutor, nbytes
+from worker_plugin.model_cache import ModelCache
+
+torch = pytest.importorskip("torch")
+
+
+class Linear(st2i.ModelFn):
+    """x times a weight of torch; `kind` says how its load or result goes wrong."""
+
+    def setup_io(self):
+        self.add_input("x")
+        self.add_output("y")
+
+    def load_model(self, model_path):
+        kind = self.options.get("kind")
+        time.sleep(self.options.get("seconds", 0))
+        if kind == "no dict":
+            return [torch.nn.Linear(2, 2)]
+        if kind == "load fails":
+            raise OSError("no such folder")
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            return {"linear": torch.nn.Linear(2, 2, bias=False)}
+
+    def execute(self, model_components, x):
+        kind = self.options.get("kind")
+        if kind == "missing output":
+            return {}
+        if kind == "undeclared output":
+            return {"y": x, "z": x}
+        if kind == "gradients":
+            return {"y": torch.is_grad_enabled()}
+        if kind == "unsendable":
+            return {"y": (i for i in ())}
+        if kind == "image":
+            return {"y": Image.new("RGB", (4, 6), "red")}
+        if kind == "raises":
+            raise ZeroDivisionError("the model's own words")
+        if kind == "bfloat16":
+            return {"y": x.to(torch.bfloat16)}
+        return {"y": model_components["linear"](x)}
+
+
+@pytest.fixture
+def executor():
+    executor = CacheExecutor(ModelCache(1_000_000, wait=1), "cpu")
+    yield executor
+    executor.models._check()
+    executor.models.clear()
+    assert executor.models.statistics().nbytes == 0, "a model is still in use"
+
+
+def tasks(*models):
+    """The packed tasks of a chain of models."""
+    with tracing(Trace("portrait")) as trace:
+        value = trace.parameter("x")
+        for model in models:
+            value = model(value)
+        dag = build(trace, value)
+    return pack(dag, fuse(dag))
+
+
+def run_chain(executor, *models, x=None, about=None):
+    """The last result and the seconds of every step."""
+    x = torch.ones(1, 2) if x is None else x
+    value, seconds = None, []
+    packed = tasks(*models)
+    for task in packed:
+        last = task is packed[-1]
+        dependencies = () if value is None else (value,)
+        bound = BoundTask(task, {"x": x}, about if last else None, dependencies)
+        value, spent = executor.run(bound)
+        seconds.append(spent)
+    return value, seconds
+
+
+def test_a_chain_gives_what_the_models_give(executor):
+    result, _ = run_chain(executor, Linear(), Linear())
+    weight = Linear().load_model(None)["linear"].weight
+    assert torch.equal(result, torch.ones(1, 2) @ weight.T @ weight.T)
+    assert not result.requires_grad
+
+
+def test_a_step_hands_on_outputs_and_the_last_one_its_value(executor):
+    first, second = tasks(Linear(), Linear())
+    value, _ = executor.run(BoundTask(first, {"x": torch.ones(1, 2)}, None, ()))
+    assert isinstance(value, TaskOutputs)
+    assert isinstance(value.values[0], torch.Tensor)
+    value, _ = executor.run(BoundTask(second, {}, {}, (value,)))
+    assert isinstance(value, torch.Tensor)
+
+
+def test_gradients_are_off_and_come_back(executor):
+    enabled, _ = run_chain(executor, Linear(kind="gradients"))
+    assert not enabled
+    assert torch.is_grad_enabled()
+
+
+def test_the_models_seconds_are_told_apart(executor):
+    _, (first, second) = run_chain(executor, Linear(seconds=0.05), Linear(seconds=0.05))
+    assert first.load >= 0.05
+    assert second.load == 0
+    for seconds in (first, second):
+        assert 0 <= seconds.transfer < 10
+        assert 0 < seconds.compute < 10
+
+
+def test_equal_models_are_loaded_once(executor):
+    run_chain(executor, Linear("a"), Linear("a", kind=None), Linear("a"))
+    statistics = executor.models.statistics()
+    assert (statistics.loads, statistics.hits) == (2, 1)
+    assert statistics.nbytes == 2 * 2 * 2 * 4
+
+
+def test_an_image_gets_its_metadata(executor):
+    image, _ = run_chain(executor, Linear(kind="image"), about={"prompt": "a"})
+    assert isinstance(image, GeneratedImage)
+    assert image.metadata == {"prompt": "a", "size": "4x6"}
+
+
+def test_a_bfloat16_result_reaches_the_client_exactly(executor):
+    x = torch.randn(5).to(torch.bfloat16)
+    result, _ = run_chain(executor, Linear(kind="bfloat16"), x=x)
+    assert result.dtype == torch.float32
+    assert torch.equal(result, x.float())
+    outputs, _ = executor.run(
+        BoundTask(tasks(Linear(kind="bfloat16"), Linear())[0], {"x": x}, None, ())
+    )
+    assert outputs.values[0].dtype == torch.bfloat16
+
+
+# ---------------------------------------------------------------- refusals
+
+
+def test_a_model_that_loads_no_dict_is_refused_and_not_kept(executor):
+    with pytest.raises(st2i.LoadError) as caught:
+        run_chain(executor, Linear(kind="no dict"))
+    assert str(caught.value) == (
+        "Linear.load_model returned list; return a dict of components by name"
+    )
+    assert executor.models.statistics().models == ()
+
+
+def test_a_failing_load_is_the_models_own_error_and_can_be_tried_again(executor):
+    for _ in range(2):
+        with pytest.raises(OSError, match="no such folder"):
+            run_chain(executor, Linear(kind="load fails"))
+    assert executor.models.statistics().loads == 0
+
+
+@pytest.mark.parametrize("kind", ["missing output", "undeclared output"])
+def test_undeclared_outputs_are_refused_with_workflow_and_node(executor, kind):
+    with pytest.raises(st2i.OutputError) as caught:
+        run_chain(executor, Linear(kind=kind))
+    assert str(caught.value).startswith("workflow 'portrait': Linear#1 returned [")
+    assert "but declares ['y']; return a dict with exactly the declared outputs" in str(
+        caught.value
+    )
+
+
+def test_an_error_in_the_model_stays_what_it_is_and_releases_it(executor):
+    with pytest.raises(ZeroDivisionError, match="the model's own words"):
+        run_chain(executor, Linear(kind="raises"))
+    assert len(executor.models.statistics().models) == 1
+
+
+@pytest.mark.parametrize("followed", [True, False])
+def test_what_cannot_be_sent_is_refused_also_as_the_result(executor, followed):
+    models = [Linear(kind="unsendable")] + [Linear()] * followed
+    with pytest.raises(st2i.OutputError) as caught:
+        run_chain(executor, *models)
+    assert "workflow 'portrait': Linear#1 hands on values (generator)" in str(caught.value)
+
+
+def test_a_model_over_the_budget_is_refused():
+    executor = CacheExecutor(ModelCache(15, wait=0), "cpu")
+    with pytest.raises(
+        st2i.LoadError, match="needs 16 bytes, the worker's budget for models is 15"
+    ):
+        run_chain(executor, Linear())
+
+
+# ---------------------------------------------------------------- sizes
+
+
+def test_bytes_of_modules_count_shared_storage_once():
+    linear = torch.nn.Linear(4, 4)
+    twin = torch.nn.Linear(4, 4)
+    twin.weight = linear.weight
+    assert nbytes({"a": linear}) == 4 * (16 + 4)
+    assert nbytes({"a": linear, "again": linear}) == 4 * (16 + 4)
+    assert nbytes({"a": linear, "twin": twin}) == 4 * (16 + 4 + 4)
+
+
+def test_bytes_of_buffers_and_of_a_pipelines_parts_count():
+    norm = torch.nn.BatchNorm1d(4)
+
+    class Pipeline:
+        components = {"norm": norm, "tokenizer": object(), "nothing": None}  # noqa: RUF012
+
+        def to(self, device):
+            return self
+
+    expected = 4 * 4 * 4 + 8
+    assert nbytes({"norm": norm}) == nbytes({"pipeline": Pipeline()}) == expected
+
+
+def test_other_components_are_taken_as_weightless():
+    assert nbytes({}) == nbytes({"tokenizer": object(), "table": np.zeros(0)}) == 0

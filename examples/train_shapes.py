@@ -18,8 +18,8 @@ two runs on one kind of machine give the same weights.
 
 The packaged weights took 18 minutes for the autoencoder, 1 to encode the pictures and 51 for the
 transformer, on two CPU cores (AVX-512) that other work shared. Of 144 pictures from 48 prompts,
-drawn in 8 steps, 97 % then show size, colour, shape and background as asked for. Half the steps of
-phase two give about 85 %.
+drawn in 8 steps, 97 % then show size, colour, shape and background as asked for; half-way through
+phase two it was about 85 %.
 """
 
 from __future__ import annotations

@@ -67,6 +67,8 @@ def fuse(dag: Dag) -> Program:
 class _Fusion:
     def __init__(self, dag: Dag, serial: frozenset[int] = frozenset()):
         self.dag = dag
+        # Invocations whose callback inputs are ordinary ones.
+        self.serial = serial
         self.invocations = [n.index for n in dag.nodes if isinstance(n, InvocationNode)]
         # Per invocation: its callback leaves that are no dependencies, and where each is made.
         self.callbacks: dict[int, dict[Ref, int]] = {}
@@ -119,7 +121,7 @@ class _Fusion:
         last = result_bits.bit_length() - 1
         if last in self.callbacks:
             # Nobody depends on the result's task: its producers must be dependencies of its own.
-            return _Fusion(self.dag, frozenset({last})).program()
+            return _Fusion(self.dag, self.serial | {last}).program()
         for index in self.invocations:
             callbacks = self.callbacks.get(index, {})
             for leaf in leaves(arguments(self.dag.nodes[index])):
@@ -129,6 +131,10 @@ class _Fusion:
                     self.require(leaf, index)
         self.after[last] |= result_bits
         self.require(self.dag.result, last)
+        depended_on = {i for draft in self.tasks.values() for i in draft.imports.values()}
+        if unkept := self.callbacks.keys() - depended_on:
+            # Their values are callback inputs themselves: no task would keep their producers.
+            return _Fusion(self.dag, self.serial | unkept).program()
         self._keep_producers()
         position = {index: number for number, index in enumerate(self.invocations)}
         tasks = tuple(self._finish(index, position) for index in self.invocations)

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 
 import cloudpickle
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -35,11 +36,12 @@ def called(name, *inputs):
 class Model(st2i.ModelFn):
     def setup_io(self):
         self.add_input("tree", optional=True)
+        self.add_input("midway", callback=True, optional=True)
         for name in self.options.get("outputs", ["y"]):
             self.add_output(name)
 
-    def execute(self, model_components, tree):
-        value = called(self.name, tree)
+    def execute(self, model_components, tree, midway):
+        value = called(self.name, tree, getattr(midway, "result", lambda: midway)())
         return {name: f"{value}.{name}" for name in self.outputs}
 
 
@@ -94,8 +96,10 @@ def as_on_a_cluster(dag, program):
     results = {}
     for task in program.tasks:
         dependencies = tuple(pickle.loads(results[d]) for d in task.dependencies)
+        producers = [lambda p=p: pickle.loads(results[p]) for p in task.callbacks]
         parameters = {name: PARAMETERS[name] for name in task.parameters}
-        bound = BoundTask(pickle.loads(packed)[task.position], parameters, None, dependencies)
+        piece = pickle.loads(packed)[task.position]
+        bound = BoundTask(piece, parameters, None, dependencies, producers)
         value = bound.evaluate({})
         if task.position == program.result_position:
             return value
@@ -126,9 +130,23 @@ def check_structure(dag, program):
         assert [n for n in task.nodes if isinstance(dag.nodes[n], InvocationNode)] == [task.node]
         assert list(task.nodes) == sorted(set(task.nodes))
         # Everything that is evaluated finds its inputs: evaluated before, or imported.
-        imported = {ref for _, ref in task.imports}
-        assert len(imported) == len(task.imports)
-        assert {source for source, _ in task.imports} == set(range(len(task.dependencies)))
+        imported = {ref for _, ref in task.imports + task.callback_imports}
+        assert len(imported) == len(task.imports) + len(task.callback_imports)
+        assert len(set(task.dependencies)) == len(task.dependencies)
+        assert {source for source, _ in task.callback_imports} == set(range(len(task.callbacks)))
+        # Nobody waits for the producer of a callback input, but somebody keeps it wanted.
+        assert all(producer < task.position for producer in task.callbacks)
+        keepers = [t for t in program.tasks if task.position in t.dependencies]
+        for producer in task.callbacks:
+            assert not reachable(program, task.position) & {producer}
+            assert any(producer in keeper.dependencies for keeper in keepers)
+        unread = set(range(len(task.dependencies))) - {source for source, _ in task.imports}
+        consumers = {c for t in program.tasks if t.callbacks for c in [t.position]}
+        for source in unread:
+            producer = task.dependencies[source]
+            assert any(
+                producer in program.tasks[c].callbacks for c in consumers & {*task.dependencies}
+            )
         parameters = set()
         for node in task.nodes:
             for leaf in leaves(arguments(dag.nodes[node])):
@@ -138,6 +156,7 @@ def check_structure(dag, program):
                     assert leaf in imported or (leaf.node in task.nodes and leaf.node < node)
         assert parameters == set(task.parameters)
         read |= {(task.dependencies[source], ref) for source, ref in task.imports}
+        read |= {(task.callbacks[source], ref) for source, ref in task.callback_imports}
         # It waits for no model that it does not need (the last one may: it gives the result).
         if task.position != program.result_position:
             needed = {program.tasks[d].node for d in task.dependencies}
@@ -148,6 +167,16 @@ def check_structure(dag, program):
         for ref in task.exports:
             assert (task.position, ref) in read
     assert program.tasks[program.result_position].exports == ()
+
+
+def reachable(program, position):
+    """The tasks that a task waits for, directly or not."""
+    found, stack = set(), [position]
+    while stack:
+        more = set(program.tasks[stack.pop()].dependencies) - found
+        found |= more
+        stack.extend(more)
+    return found
 
 
 def ancestors(dag, node):
@@ -175,7 +204,8 @@ def workflows(draw):
         recent = st.sampled_from(flat[-4:])
         inputs = draw(st.lists(recent | st.sampled_from(flat) | st.integers(0, 3), max_size=4))
         shape = draw(st.sampled_from(["list", "dict", "nested"]))
-        steps.append((kind, number, outputs, inputs, shape))
+        midway = draw(st.none() | recent)
+        steps.append((kind, number, outputs, inputs, shape, midway))
         sources.append([f"{number}.{i}" for i in range(outputs or 1)])
     wanted = draw(st.lists(st.sampled_from([n for s in sources for n in s]), max_size=4))
     return steps, wanted, draw(st.booleans())
@@ -184,11 +214,11 @@ def workflows(draw):
 def written(steps, wanted, glue_last):
     def workflow(prompt, seed):
         made = {"prompt": prompt, "seed": seed}
-        for kind, number, outputs, inputs, shape in steps:
+        for kind, number, outputs, inputs, shape, midway in steps:
             values = [made.get(name, name) for name in inputs]
             tree = {"list": values, "dict": {"k": values}, "nested": ([values], 1)}[shape]
             if kind == "model":
-                symbols = model(number, outputs or 1)(tree)
+                symbols = model(number, outputs or 1)(tree, made.get(midway))
                 symbols = [symbols] if (outputs or 1) == 1 else list(symbols)
             else:
                 symbols = glue(number, outputs)(tree, named=tree)
@@ -335,6 +365,33 @@ def test_a_later_task_does_not_repeat_what_is_on_its_path():
 
     _dag, _program, counts = run_both(workflow)
     assert counts["gshared"] == 1
+
+
+def test_a_consumer_starts_with_the_producer_of_its_callback_input():
+    def workflow(prompt, seed):
+        control = model("control")(prompt)
+        noise = model("denoiser")(seed, midway=control)
+        return model("vae")(noise)
+
+    _dag, program, _ = run_both(workflow)
+    control, denoiser, vae = program.tasks
+    assert denoiser.dependencies == ()
+    assert denoiser.callbacks == (control.position,)
+    assert set(vae.dependencies) == {control.position, denoiser.position}
+
+
+@pytest.mark.parametrize("length", [2, 3, 5])
+def test_callback_inputs_in_a_row(length):
+    """A consumer that is only read through a callback itself has nobody to keep its producer."""
+
+    def workflow(prompt, seed):
+        value = model(0)(prompt)
+        for number in range(1, length):
+            value = model(number)(prompt, midway=value)
+        return model("last")([value, prompt])
+
+    _dag, program, _ = run_both(workflow)
+    assert any(task.callbacks for task in program.tasks)
 
 
 def test_very_long_chains_of_glue_are_no_trouble():

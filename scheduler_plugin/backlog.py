@@ -7,18 +7,21 @@ from heapq import heapify, heappop, heappush
 from .candidates import Candidate
 
 Rank = tuple[float, ...]
-_Entry = tuple[Rank, str, Candidate]  # living or a tombstone: by identity, it may come back
+#: Living or a tombstone, told apart by identity: a candidate may come back with the same rank. The
+#: number keeps candidates from being compared.
+_Entry = tuple[Rank, str, int, Candidate]
 
 
 class Backlog:
     """The smallest (rank, key) first. O(log n) amortised; a removed entry costs memory at most
     until the tombstones outnumber the living."""
 
-    __slots__ = ("_heap", "_living")
+    __slots__ = ("_heap", "_living", "_pushed")
 
     def __init__(self) -> None:
         self._heap: list[_Entry] = []
         self._living: dict[str, _Entry] = {}
+        self._pushed = 0
 
     def __len__(self) -> int:
         return len(self._living)
@@ -28,7 +31,8 @@ class Backlog:
 
     def push(self, rank: Rank, candidate: Candidate) -> None:
         assert candidate.key not in self._living
-        entry = (rank, candidate.key, candidate)
+        self._pushed += 1
+        entry = (rank, candidate.key, self._pushed, candidate)
         self._living[candidate.key] = entry
         heappush(self._heap, entry)
 
@@ -42,11 +46,11 @@ class Backlog:
         elif len(heap) > 2 * len(self._living) + 8:
             self._heap = [other for other in heap if self._living.get(other[1]) is other]
             heapify(self._heap)
-        return entry[2]
+        return entry[3]
 
     def first(self) -> Candidate:
         """The entry with the smallest (rank, key). IndexError when empty."""
-        return self._heap[0][2]
+        return self._heap[0][3]
 
     def first_rank(self) -> Rank:
         return self._heap[0][0]

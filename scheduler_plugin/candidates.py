@@ -10,7 +10,8 @@ from .outline import CostKey, Outline
 
 @dataclass(slots=True, eq=False)
 class Candidate:
-    """A ready invocation. `since`: when it became ready, seconds. `submitted`: its request."""
+    """A ready invocation. It waits since its request was submitted: `since`, seconds; `order`
+    numbers the requests in the order of their submission."""
 
     key: str
     tenant: str
@@ -18,8 +19,7 @@ class Candidate:
     outline: Outline
     position: int
     since: float
-    submitted: float = 0.0
-    order: int = 0  # requests in the order of their submission
+    order: int = 0
 
     @property
     def cost_key(self) -> CostKey:

@@ -5,9 +5,13 @@ Layer 2 takes, of their lane heads, the one with the highest
 
     score = w' - r' - e'
 
-w: seconds waited, r: remaining critical path of its request, e: execution on the best idle executor,
+w: seconds since its request was submitted, r: remaining critical path of its request, e: execution on the best idle executor,
 load and transfer included; each divided by its largest value among the candidates of this round (0
 when that is 0). Ties go to the longest waiting, then to the smallest key.
+
+Waiting is counted from the submission of the request, not from when the invocation became ready.
+Counted the second way, first steps that queue for long always beat later steps that have just become
+ready: every request is begun, none is finished, and a larger slack misses more deadlines.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class Lane:
 class Lanes:
     """All lanes. Rows 0..len-1 of the columns are in use, in no particular order.
 
-    Columns: `since` (when the head became ready, s), `vtime` (of the tenant, s), `path` and `run`
+    Columns: `since` (what the head waits since, s), `vtime` (of the tenant, s), `path` and `run`
     (remaining critical path; own execution on the best idle executor: both seconds).
     """
 

@@ -19,7 +19,7 @@ class Lifecycle:
         self.charging = charging
         self.chooser: Chooser = charging.chooser
 
-    def enqueue(self, invocation: Invocation, now: float) -> None:
+    def enqueue(self, invocation: Invocation) -> None:
         """It is ready: all inputs exist and its producers are dispatched."""
         tenant = invocation.request.tenant
         if self.book.standing(tenant).ready:
@@ -27,7 +27,6 @@ class Lifecycle:
         else:
             vtime_s = self.charging.becomes_ready(tenant)
         self.book.move(invocation.request, invocation.position, State.READY)
-        invocation.candidate.since = now
         self.chooser.add(invocation.candidate, vtime_s)
 
     def dequeue(self, invocation: Invocation, to: State) -> None:
@@ -36,7 +35,7 @@ class Lifecycle:
             self.chooser.discard(invocation.key)
         self.book.move(invocation.request, invocation.position, to)
 
-    def start(self, invocation: Invocation, run: Run, now: float) -> None:
+    def start(self, invocation: Invocation, run: Run) -> None:
         """It runs: off the queue, onto its executor; its callback consumers may follow."""
         request, position = invocation.request, invocation.position
         self.chooser.dispatched(run.candidate)
@@ -44,15 +43,15 @@ class Lifecycle:
         self.book.move(request, position, State.RUNNING)
         self.fleet.occupy(invocation, run)
         run.charge = self.charging.dispatched(run.dispatch, run.unit_s)
-        self.gates(request, position, now)
+        self.gates(request, position)
 
-    def gates(self, request: Request, position: int, now: float) -> None:
+    def gates(self, request: Request, position: int) -> None:
         """A producer's state moved: open or shut the gates of its callback consumers."""
         for consumer in request.outline.consumers[position]:
             state = request.states[consumer]
             if state is State.GATED:
                 if self.book.gate_open(request, consumer):
-                    self.enqueue(request.invocations[consumer], now)
+                    self.enqueue(request.invocations[consumer])
             elif state is State.READY and not self.book.gate_open(request, consumer):
                 self.dequeue(request.invocations[consumer], State.GATED)
 
@@ -73,7 +72,7 @@ class Lifecycle:
         self.fleet.refresh(run.dispatch.executor)
         if to is not State.DONE:
             self.unblock(invocation, event, out)
-        self.gates(request, invocation.position, event.now)
+        self.gates(request, invocation.position)
         self.settle_activity(request.tenant)
 
     def cancel(
@@ -94,7 +93,7 @@ class Lifecycle:
             self.book.drained(request.tenant, +1)
             self.fleet.draining[run.dispatch.executor] = (request.tenant, run)
             self.unblock(invocation, event, out)
-            self.gates(request, position, event.now)
+            self.gates(request, position)
 
     def end_draining(self, executor: str, used: Measured | None, now: float) -> None:
         """The cancelled run there has ended: it is charged like any other."""

@@ -202,7 +202,7 @@ class FairPolicy:
         estimate = decision.estimate
         unit_s = estimate.total_s - estimate.compute_s * (1 - 1 / decision.steps)
         run = Run(decision, -1, now, missing, pull_bytes, unit_s, candidate)
-        self._lifecycle.start(invocation, run, now)
+        self._lifecycle.start(invocation, run)
 
     def next_decision(self, now: float) -> Dispatch | None:
         """`peek` and `commit` in one."""

@@ -132,7 +132,6 @@ class Reactions:
             request.name,
             request.outline,
             position,
-            event.now,
             request.submitted,
             request.order,
         )
@@ -148,10 +147,10 @@ class Reactions:
         request.invocations[position] = invocation
         book.invocations[event.key] = invocation
         if to is State.READY:
-            self._lifecycle.enqueue(invocation, event.now)
+            self._lifecycle.enqueue(invocation)
         else:
             book.move(request, position, to)
-        self._lifecycle.gates(request, position, event.now)
+        self._lifecycle.gates(request, position)
 
     @_handle.register
     def _unready(self, event: ev.InvocationUnready, out: list[Instruction]) -> None:
@@ -233,7 +232,7 @@ class Reactions:
                 self._lifecycle.dequeue(request.invocations[position], State.DONE)
             elif state is State.BLOCKED:
                 self._book.move(request, position, State.DONE)
-            self._lifecycle.gates(request, position, event.now)
+            self._lifecycle.gates(request, position)
         self._lifecycle.settle_activity(request.tenant)
 
     @_handle.register

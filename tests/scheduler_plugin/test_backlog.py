@@ -50,7 +50,7 @@ def test_the_same_object_may_come_back_beside_its_tombstone():
     backlog.push((1.0,), candidate("a"))
     backlog.push((2.0,), again)
     backlog.remove("b")
-    backlog.push((3.0,), again)
+    backlog.push((2.0,), again)
     backlog._check()
     backlog.remove("a")
     backlog.remove("b")

@@ -21,7 +21,7 @@ def measured(seconds):
 
 @pytest.fixture
 def policy():
-    policy = FairPolicy(Settings(slack_s=0.5, steps_per_task=8))
+    policy = FairPolicy(Settings(slack_s=0.0, steps_per_task=8))
     for _ in range(2):
         policy.costs.observe(
             CostKey("Denoise", "flux", "1024x1024"),
@@ -81,10 +81,10 @@ def test_a_newcomer_raises_the_yield_once_and_waits_for_one_step(policy):
     assert policy.yields(2.5) == [RaiseYield("k-a", "w1")]
     assert policy.yield_wanted("w1")
     assert policy.yields(2.6) == []
-    policy.handle(ev.Completed(3.0, "k-a", measured(3.0), steps=3, finished=False))
+    policy.handle(ev.Completed(3.1, "k-a", measured(3.1), steps=3, finished=False))
     assert not policy.yield_wanted("w1")
-    policy.handle(ev.InvocationReady(3.0, "k-a", "r-a", 0, steps=27))
-    decision = policy.next_decision(3.0)
+    policy.handle(ev.InvocationReady(3.1, "k-a", "r-a", 0, steps=27))
+    decision = policy.next_decision(3.1)
     assert (decision.tenant, decision.steps) == ("b", 1)
 
 

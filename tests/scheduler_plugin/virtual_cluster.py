@@ -28,6 +28,7 @@ class Truth:
     transfer: float = 0.0
     noise: float = 0.0
     held: int = 1000  # models an executor can hold
+    warm: tuple[str, ...] = ()  # models resident when an executor joins
 
     def compute_s(self, key: CostKey, rng: random.Random) -> float:
         factor = (1.0 + self.noise * rng.random()) ** rng.choice((-1, 1)) if self.noise else 1.0
@@ -151,8 +152,9 @@ class VirtualCluster:
         self.at(when, lambda: self._cancel(request))
 
     def join(self, executor: str) -> None:
-        self._resident[executor] = OrderedDict()
-        self.policy.handle(ev.ExecutorJoined(self.now, executor, 10**9))
+        warm = self.truth.warm
+        self._resident[executor] = OrderedDict.fromkeys(warm)
+        self.policy.handle(ev.ExecutorJoined(self.now, executor, 10**9, dict.fromkeys(warm, 0.0)))
 
     def kill(self, when: float, executor: str) -> None:
         self.at(when, lambda: self._kill(executor))

@@ -38,8 +38,11 @@ def quiet_logs() -> None:
 
 
 @contextlib.contextmanager
-def own_cluster(workers: int) -> Iterator[Client]:
-    """A client of a new local cluster, which ends with the context."""
+def own_cluster(workers: int, *, announce: bool = False) -> Iterator[Client]:
+    """A client of a new local cluster, which ends with the context.
+
+    announce: say so when the dashboard is not where it usually is.
+    """
     from distributed import Client
 
     from ..cluster import local_cluster
@@ -57,7 +60,8 @@ def own_cluster(workers: int) -> Iterator[Client]:
             ) from error
     for warning in caught:
         if "already in use" in str(warning.message):
-            click.echo("the dashboard's usual port is taken; it gets another one", err=True)
+            if announce:
+                click.echo("the dashboard's usual port is taken; it gets another one", err=True)
         else:
             warnings.warn_explicit(
                 warning.message, warning.category, warning.filename, warning.lineno

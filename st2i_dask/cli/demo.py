@@ -72,13 +72,13 @@ def run_demo(
     images: dict[str, Image.Image] = {}
 
     def save(job: Job, result: Any, seconds: float) -> None:
-        images[job.file] = checked_image(result)
-        folder.save(job.file, images[job.file], seconds=round(seconds, 3))
+        image = images[job.file] = checked_image(result)
+        folder.save(job.file, image, seconds=round(seconds, 3))
 
     started = time.monotonic()
     click.echo(f"starting a cluster with {count(workers, 'worker')} ...")
     with Interrupts() as interrupts:
-        with own_cluster(workers) as client:
+        with own_cluster(workers, announce=True) as client:
             click.echo(dashboard(client))
             drawing = time.monotonic()
             outcome = _run(client, workflow, jobs, save, interrupts)
@@ -167,6 +167,7 @@ def usage_table(outcome: Outcome, usage: dict[str, dict[str, float]]) -> str:
                 f"{used.get('device_seconds', 0.0):.2f}",
                 f"{used.get('compute', 0.0):.2f}",
                 f"{used.get('load', 0.0):.2f}",
+                f"{used.get('transfer', 0.0):.2f}",
                 f"{sum(seconds) / len(seconds):.2f}" if seconds else "-",
                 f"{percentile(seconds, 95):.2f}" if seconds else "-",
             ]
@@ -177,6 +178,7 @@ def usage_table(outcome: Outcome, usage: dict[str, dict[str, float]]) -> str:
         "device s",
         "compute s",
         "load s",
+        "transfer s",
         "mean latency s",
         "p95 latency s",
     ]

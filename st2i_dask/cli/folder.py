@@ -43,6 +43,7 @@ class OutputFolder:
         self.path = Path(path)
         self._entries: dict[str, dict[str, Any]] = {}
         self._whole: set[str] = set()
+        self._superseded = False  # an image was made again: two lines, the last one counts
         self._mutex = threading.Lock()
         self._lock: int | None = None
         self._manifest: io.FileIO | None = None
@@ -78,6 +79,9 @@ class OutputFolder:
         if self._manifest is not None:
             self._manifest.close()
             self._manifest = None
+            if self._superseded:
+                with contextlib.suppress(OSError):  # the next run tidies up
+                    self._read_manifest()
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -117,6 +121,7 @@ class OutputFolder:
         written = self._manifest.write(line)
         if written != len(line):
             raise OSError(f"only {written} of {len(line)} bytes of a manifest line were written")
+        self._superseded |= entry["file"] in self._entries
         self._entries[entry["file"]] = entry
 
     def _take_lock(self) -> None:

@@ -69,9 +69,8 @@ def _from_file(path: Path, name: str | None) -> Workflow:
             f"workflow file {str(path)!r} has these workflows: {choices}; "
             f"name one: {path.name}:WORKFLOW"
         )
-    found = getattr(module, name, None)
-    if not isinstance(found, Workflow):
-        found = here.get(name)
+    value = getattr(module, name, None)
+    found = value if isinstance(value, Workflow) else here.get(name)
     if found is None:
         raise LoadError(f"workflow file {str(path)!r} has no workflow {name!r}; it has: {choices}")
     return found

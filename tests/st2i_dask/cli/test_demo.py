@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 
@@ -37,8 +38,8 @@ def check_gallery(out, said):
     for tenant, share in TENANTS.items():
         cells = next(line.split() for line in said.splitlines() if line.split()[:1] == [tenant])
         assert int(cells[1]) == share
-        device, compute, load, mean, p95 = map(float, cells[2:])
-        assert device == pytest.approx(compute + load, abs=0.02)
+        device, compute, load, transfer, mean, p95 = map(float, cells[2:])
+        assert device == pytest.approx(compute + load + transfer, abs=0.02)
         assert 0 < mean <= p95
 
 
@@ -98,5 +99,22 @@ def test_percentiles_are_values_that_occurred():
 
 def test_the_table_without_a_tenant_in_it():
     assert usage_table(Outcome(), {}).splitlines()[1].split() == [
-        *("alice", "0", "0.00", "0.00", "0.00", "-", "-")
+        *("alice", "0", "0.00", "0.00", "0.00", "0.00", "-", "-")
     ]
+
+
+def test_a_taken_dashboard_port_is_said_in_words(capsys):
+    import socket
+
+    from st2i_dask.cli.clusters import dashboard, own_cluster
+
+    with socket.socket() as taken:
+        # Whoever has Dask's usual port, it is taken.
+        with contextlib.suppress(OSError):
+            taken.bind(("127.0.0.1", 8787))
+            taken.listen()
+        with own_cluster(1, announce=True) as client:
+            assert dashboard(client).startswith("dashboard: http://")
+            assert not dashboard(client).endswith(":8787/status")
+    said = capsys.readouterr().err
+    assert said.splitlines() == ["the dashboard's usual port is taken; it gets another one"]

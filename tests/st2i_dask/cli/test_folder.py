@@ -134,6 +134,15 @@ def test_a_failed_write_leaves_nothing(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == []
 
 
+def test_an_image_made_again_has_one_line(filled):
+    with OutputFolder(filled) as folder:
+        folder.save("a.png", picture(seed=4), seconds=9.0)
+    assert [(entry["file"], entry["seed"]) for entry in manifest(filled)] == [
+        ("a.png", 4),
+        ("b.png", 3),
+    ]
+
+
 def test_only_missing_lines_are_noted(filled):
     Image.new("RGB", (4, 4)).save(filled / "mine.png")
     with OutputFolder(filled) as folder:

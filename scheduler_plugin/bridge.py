@@ -45,6 +45,7 @@ class Bridge:
         self._chosen: dict[Any, str] = {}  # key -> executor, between decision and dispatch
         self._known: set[str] = set()  # executors that the policy was told of
         self._turn: set[str] = set()  # executors where the next turn is a ModelFn's
+        self._after_ours: set[str] = set()  # executors where a ModelFn has just ended
         self._busy: set[str] = set()  # executors that the policy was told are busy
         # executor -> key that was taken back but may still run there, and whether it was cancelled
         self._draining: dict[str, tuple[Any, bool]] = {}
@@ -108,22 +109,28 @@ class Bridge:
             return
         if start == "processing":
             self._run_over(key, finish, stimulus_id, message)
+        elif finish == "erred" or (finish == "released" and not self._wanted(key)):
+            # It will not run: something before or after it failed, or the request is cancelled.
+            where = entry.request, (entry.position,)
+            self._tell(ev.Skipped(self._clock(), *where, stimulus_id=stimulus_id))
         elif start == "queued" and finish == "released":
             self._tell(ev.InvocationUnready(self._clock(), key, stimulus_id=stimulus_id))
-        elif start == "queued" and finish == "erred":  # no worker for too long
-            self._tell(ev.Cancelled(self._clock(), key, stopped=True, stimulus_id=stimulus_id))
         if finish == "forgotten":
             request = self.intake.forget(key)
             if request is not None:
                 self._tell(ev.RequestClosed(self._clock(), request, stimulus_id=stimulus_id))
 
+    def _wanted(self, key: Any) -> bool:
+        ts = self.scheduler.tasks[key]
+        return bool(ts.who_wants or ts.waiters)
+
     def _run_over(self, key: Any, finish: str, stimulus_id: str, message: dict[str, Any]) -> None:
         if self.policy.state(key) is not State.RUNNING:
             return  # the executor left first, and with it the run
         now = self._clock()
-        ts = self.scheduler.tasks[key]
         executor = self._chosen.pop(key)
         self._turn.discard(executor)
+        self._after_ours.add(executor)
         event: ev.Event
         if finish == "memory":
             report = (message.get("metadata") or {}).get(ANNOTATION) or {}
@@ -144,7 +151,7 @@ class Bridge:
         else:
             # The thread cannot be stopped: the executor is not free before it says so.
             stopped = key == self._ending
-            wanted = bool(ts.who_wants or ts.waiters)
+            wanted = self._wanted(key)
             if wanted:
                 event = ev.Lost(now, key, stimulus_id=stimulus_id)  # or Reschedule, or a retry
             else:
@@ -224,11 +231,17 @@ class Bridge:
             self._tell(ev.Skipped(self._clock(), entry.request, (entry.position,)))
         return message
 
-    def round(self, stimulus_id: str) -> None:
-        """Decide while an executor is idle; then where it is a ModelFn's turn beside plain tasks."""
+    def round(self, stimulus_id: str, plain_wait: bool = False) -> None:
+        """Decide while an executor is idle; then where it is a ModelFn's turn beside plain tasks.
+
+        plain_wait: plain tasks are queued on the scheduler, and get the executors where a ModelFn
+            has just ended.
+        """
+        spared = set(self._after_ours) if plain_wait else set()
+        self._after_ours = spared
         if not self.policy.queued:
             return
-        self._note_busy()
+        self._note_busy(spared)
         while self._decide(stimulus_id):
             pass
         for worker in sorted(self._turn & self._busy):
@@ -293,7 +306,7 @@ class Bridge:
             return None
         return fused([task.run_spec for task in tasks])
 
-    def _note_busy(self) -> None:
+    def _note_busy(self, spared: set[str]) -> None:
         """Tell the policy which executors plain tasks hold, or which do not run tasks now."""
         scheduler = self.scheduler
         for worker, state in scheduler.workers.items():
@@ -302,7 +315,7 @@ class Bridge:
                 ts not in state.long_running and not self.owns(ts) for ts in state.processing
             )
             absent = state not in scheduler.running or worker in self._draining
-            self._set_busy(worker, held or absent)
+            self._set_busy(worker, held or absent or worker in spared)
 
     def _set_busy(self, worker: str, busy: bool) -> None:
         if busy and worker not in self._busy:

@@ -8,7 +8,7 @@ when the plugin goes:
    ahead). Every other task takes Dask's own functions.
 2. `queued`: Dask's heap with the ModelFn tasks beside it, so that `ts in scheduler.queued` stays true.
 3. `stimulus_queue_slots_maybe_opened`, which Dask calls whenever a slot may have opened: our round of
-   decisions, then Dask's own for its heap.
+   decisions, Dask's own for its heap, and ours again for what that has left.
 4. `stream_handlers`: the end of a run is heard, also that of one nobody wants (a message of ours).
 5. `remove_plugin`: Dask does not tell a plugin that it was unregistered.
 """
@@ -42,8 +42,8 @@ class Owner(Protocol):
         """The WorkerState that a decision just made chose for the task; None: none did."""
         ...
 
-    def round(self, stimulus_id: str) -> None:
-        """Make decisions while an executor is idle."""
+    def round(self, stimulus_id: str, plain_wait: bool = False) -> None:
+        """Make decisions while an executor is idle. plain_wait: Dask's heap gets its turn next."""
         ...
 
     def ended(self, key: Any, worker: str, message: dict[str, Any]) -> None:
@@ -172,7 +172,13 @@ class Seams:
         return self._table["processing", "memory"](scheduler, key, stimulus_id, **message)
 
     def _slots_opened(self, *, stimulus_id: str) -> None:
+        if self._heap:
+            self._owner.round(stimulus_id, plain_wait=True)
+            self._dask_slots(stimulus_id)
         self._owner.round(stimulus_id)
+
+    def _dask_slots(self, stimulus_id: str) -> None:
+        """Dask's own dispatch from its heap."""
         scheduler = self._scheduler
         queued = scheduler.queued
         scheduler.queued = queued.heap_view

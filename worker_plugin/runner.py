@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 from distributed import Reschedule, Status
 from distributed.comm import CommClosedError
 from distributed.worker import thread_state
-from distributed.worker_state_machine import UpdateDataEvent
+from distributed.worker_state_machine import FreeKeysEvent, UpdateDataEvent
 
 from st2i_dask.errors import ProducerLostError
 from st2i_dask.invocation import BoundTask, Call
@@ -32,6 +33,8 @@ _PENDING = ("waiting", "ready", "constrained")
 # How often to look whether the thread of a task that was taken back has ended, seconds. Only needed
 # where it ends without passing `run`.
 _LOOK_S = 0.2
+# Runs whose later results can still be told apart, for a task that is taken back as it ends.
+_AHEAD_KEPT = 16
 
 
 class StepRunner:
@@ -42,6 +45,7 @@ class StepRunner:
         self._executor = executor
         self._yielding: set[str] = set()
         self._watched: set[str] = set()  # taken back; the scheduler waits to hear of their end
+        self._ahead: OrderedDict[str, list[str]] = OrderedDict()  # kept by the last few runs
         self._reported: tuple[str, ...] | None = None  # resident models, as last told
         self._lock = threading.Lock()
         self._pulls = CallbackPulls(worker)
@@ -101,6 +105,10 @@ class StepRunner:
             the thread has ended, at once if none was started.
         """
         if taken_back:
+            self._yielding.discard(key)
+            # Dask drops the result of a task that was taken back just before it was done, and with
+            # it the news of the later ones.
+            self._free(self._ahead.pop(key, []))
             self._watched.add(key)
             self._look(key, Seconds())
             return
@@ -131,6 +139,7 @@ class StepRunner:
 
     def _over(self, key: str, seconds: Seconds, ahead: dict[str, Any]) -> None:
         """In the event loop, before Dask hears that the thread is done."""
+        self._yielding.discard(key)
         if self._unwanted(key):
             # Cancelled meanwhile: Dask tells the scheduler nothing, which waits for the executor.
             self._tell_ended(key, seconds)
@@ -138,6 +147,14 @@ class StepRunner:
             self._worker.handle_stimulus(
                 UpdateDataEvent(data=ahead, stimulus_id=f"st2i-ahead-{key}")
             )
+            self._ahead[key] = list(ahead)
+            while len(self._ahead) > _AHEAD_KEPT:
+                self._ahead.popitem(last=False)
+
+    def _free(self, keys: list[str]) -> None:
+        if keys:
+            stimulus_id = f"st2i-free-{keys[0]}"
+            self._worker.handle_stimulus(FreeKeysEvent(keys=keys, stimulus_id=stimulus_id))
 
     def _report(self, key: str, seconds: Seconds, ahead: dict[str, Any]) -> None:
         """Put what was measured on the completion message of the running task."""

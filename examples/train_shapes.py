@@ -441,12 +441,15 @@ def main() -> None:
     )
     parser.add_argument("--quick", action="store_true", help="a few steps only, to try the script")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--threads", type=int, default=2, help="CPU threads (2 for the packaged weights)"
+    )
     args = parser.parse_args()
     if args.steps <= 0:
         parser.error(f"--steps {args.steps} would train nothing; give a fraction above 0")
     plan = QUICK if args.quick else Plan().scaled(args.steps)
 
-    torch.set_num_threads(2)
+    torch.set_num_threads(args.threads)
     torch.use_deterministic_algorithms(True)
     torch.manual_seed(args.seed)
     minutes: dict[str, float] = {}

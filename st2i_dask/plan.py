@@ -134,10 +134,10 @@ class _Opened:
                 return self._values[packed.digest]
         try:
             value = pickle.loads(packed.data)
-        except ImportError as error:
+        except Exception as error:  # missing modules, or older ones that lack a name
             raise LoadError(
-                f"this worker cannot import what the workflow is made of: {error}; install the "
-                "module on every worker, or send it with client.upload_file(...)"
+                f"this worker cannot make what the workflow is made of: {error}; install the same "
+                "modules on every worker, or send them with client.upload_file(...)"
             ) from error
         with self._lock:
             # Another thread may have been first: one object per digest.

@@ -24,7 +24,8 @@ class Composed:
     version: str
     program: Program
     packed: tuple[PackedTask, ...]  # per position
-    labels: tuple[str, ...]  # per position: the ModelFn's name, one Dask progress bar each
+    labels: tuple[str, ...]  # per position: ModelFn and model, one Dask progress bar each
+    fns: tuple[str, ...]  # per position: the ModelFn's name
     model_keys: tuple[str, ...]  # per position
     bucket: str  # the static parameters that decide what one invocation costs
 
@@ -71,7 +72,7 @@ def build_request(
             "request": request_id,
             "workflow": composed.workflow,
             "position": task.position,
-            "fn": composed.labels[task.position],
+            "fn": composed.fns[task.position],
             "model": composed.model_keys[task.position],
             "bucket": composed.bucket,
             "callbacks": task.callbacks,

@@ -8,7 +8,10 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import version as package_version
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
+
+import cloudpickle
 
 from .dag import build
 from .errors import ComposeError, ParameterError, RegistrationError
@@ -22,6 +25,8 @@ from .trace import InvocationNode, Trace, current_trace, tracing
 
 if TYPE_CHECKING:
     from distributed import Client, Future
+
+    from .model_fn import ModelFn
 
 # Combinations of static parameters kept per workflow.
 _COMPOSED_LIMIT = 64
@@ -60,7 +65,7 @@ class Workflow:
 
     def compose(self, static: Mapping[str, Any]) -> Composed:
         """The composed DAG for these static parameters, cached. ComposeError if it is wrong."""
-        key = tuple((name, repr(value)) for name, value in static.items())
+        key = tuple((name, type(value), _hashable(value)) for name, value in static.items())
         with self._lock:
             if key in self._composed:
                 self._composed.move_to_end(key)
@@ -90,7 +95,8 @@ class Workflow:
             self._version or of_dag(dag),
             program,
             packed,
-            tuple(_label(node.model_fn.name) for node in invocations),
+            tuple(_label(node.model_fn) for node in invocations),
+            tuple(node.model_fn.name for node in invocations),
             tuple(node.model_fn.model_key for node in invocations),
             _bucket(static),
         )
@@ -126,15 +132,20 @@ class Workflow:
         prompts: Iterable[str],
         *,
         tenant: str = DEFAULT_TENANT,
-        seed: int | Iterable[int] = 0,
+        seed: int | Iterable[int] | None = None,
         **parameters: Any,
     ) -> list[Future]:
         """Submit one request per prompt, in one message. All are checked before any is submitted.
 
-        seed: one for all, or one per prompt.
+        seed: one for all, or one per prompt; None: the workflow's own default.
         """
         from .submission import submit_requests
 
+        if isinstance(prompts, str):
+            raise ParameterError(
+                f"workflow {self.name!r}: prompts is one text, {prompts[:40]!r}; give a list of "
+                "prompts, or use submit for one"
+            )
         prompts = list(prompts)
         if isinstance(seed, Iterable):
             seeds = list(seed)
@@ -145,12 +156,11 @@ class Workflow:
                 )
         else:
             seeds = [seed] * len(prompts)
-        names = {p.name for p in self.parameters}
         return submit_requests(
             client,
             [
                 self.request(
-                    tenant, prompt=prompt, **({"seed": s} if "seed" in names else {}), **parameters
+                    tenant, prompt=prompt, **({} if s is None else {"seed": s}), **parameters
                 )
                 for prompt, s in zip(prompts, seeds, strict=True)
             ],
@@ -168,8 +178,19 @@ def _bucket(static: Mapping[str, Any]) -> str:
     return " ".join(size + [f"{name}={value}" for name, value in rest.items()])
 
 
-def _label(name: str) -> str:
-    """A ModelFn's name as Dask's key_split keeps it: no hyphen, first a letter."""
+def _hashable(value: Any) -> Any:
+    """The value itself, or its pickled bytes: a representation may leave things out."""
+    try:
+        hash(value)
+    except TypeError:
+        return cloudpickle.dumps(value)
+    return value
+
+
+def _label(model_fn: ModelFn) -> str:
+    """Name and model, as Dask's key_split keeps them: no hyphen, first a letter."""
+    path = model_fn.model_path
+    name = f"{model_fn.name}@{PurePath(path).name}" if path else model_fn.name
     label = "".join(c if c.isalnum() or c in "._@" else "_" for c in name)
     return label if label[:1].isalpha() else f"m{label}"
 
@@ -203,7 +224,14 @@ workflows = Registry()
 
 def _same_definition(a: Workflow, b: Workflow) -> bool:
     """The same lines evaluated again (a re-run notebook cell, a reloaded module)."""
-    return a.function.__code__ == b.function.__code__ and not a.function.__closure__
+    one, other = a.function, b.function
+    return (
+        one.__code__ == other.__code__
+        and one.__code__.co_filename == other.__code__.co_filename
+        and repr(one.__defaults__) == repr(other.__defaults__)
+        and repr(one.__kwdefaults__) == repr(other.__kwdefaults__)
+        and not one.__closure__
+    )
 
 
 def workflow(

@@ -7,6 +7,8 @@ import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from st2i_dask.errors import LoadError
 from st2i_dask.image import finish
 from st2i_dask.invocation import BoundTask
@@ -41,6 +43,12 @@ class CacheExecutor:
         load_s = 0.0
         model_fn = task.model_fn
 
+        def place(components: Mapping[str, Any]) -> None:
+            nonlocal load_s
+            start = time.perf_counter()
+            self._place(components)
+            load_s += time.perf_counter() - start
+
         def load() -> Mapping[str, Any]:
             nonlocal load_s
             start = time.perf_counter()
@@ -51,13 +59,11 @@ class CacheExecutor:
                         f"{model_fn.name}.load_model returned {type(components).__name__}; "
                         "return a dict of components by name"
                     )
-                for component in _modules(components):
-                    component.to(self.device)
                 return components
             finally:
                 load_s = time.perf_counter() - start
 
-        with self.models.lease(model_fn.model_key, load, nbytes) as components:
+        with self.models.lease(model_fn.model_key, load, nbytes, place) as components:
             start = time.perf_counter()
             if self.device != "cpu":
                 task.imports = map_values(task.imports, is_tensor, self._to_device)
@@ -86,29 +92,41 @@ class CacheExecutor:
                 self._sendable.clear()
             self._sendable.add(task.digest)
 
+    def _place(self, components: Mapping[str, Any]) -> None:
+        """Move modules, pipelines and bare tensors to the device, in place where they can be."""
+        if self.device == "cpu":
+            return
+        for name, value in components.items():
+            if is_tensor(value):
+                components[name] = self._to_device(value)  # type: ignore[index]
+            elif hasattr(value, "to") and (
+                hasattr(value, "parameters") or hasattr(value, "components")
+            ):
+                value.to(self.device)
+
     def _to_device(self, tensor: Any) -> Any:
         return tensor.to(self.device)
 
 
 def nbytes(components: Mapping[str, Any]) -> int:
-    """Bytes of the parameters and buffers of all modules, storage that is shared counted once."""
+    """Bytes of all tensors of modules, pipelines and bare tensors or arrays; shared ones once."""
     storages: dict[int, int] = {}
-    for module in _modules(components):
-        for module_ in module.components.values() if hasattr(module, "components") else [module]:
-            if hasattr(module_, "parameters"):
-                for tensor in [*module_.parameters(), *module_.buffers()]:
-                    storage = tensor.untyped_storage()
-                    storages[storage.data_ptr()] = storage.nbytes()
+    for value in components.values():
+        for part in getattr(value, "components", {}).values() or [value]:
+            for tensor in _tensors(part):
+                storage = tensor.untyped_storage()
+                storages[storage.data_ptr()] = storage.nbytes()
+            if isinstance(part, np.ndarray):
+                storages[part.ctypes.data] = part.nbytes
     return sum(storages.values())
 
 
-def _modules(components: Mapping[str, Any]) -> list[Any]:
-    """The components that live on a device: modules and Diffusers pipelines."""
-    return [
-        value
-        for value in components.values()
-        if hasattr(value, "to") and (hasattr(value, "parameters") or hasattr(value, "components"))
-    ]
+def _tensors(part: Any) -> list[Any]:
+    if is_tensor(part):
+        return [part]
+    if hasattr(part, "parameters") and hasattr(part, "buffers"):
+        return [*part.parameters(), *part.buffers()]
+    return []
 
 
 def _to_host(tensor: Any) -> Any:

@@ -45,18 +45,26 @@ class ModelCache:
         self._wait = wait
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
         self._loading: set[str] = set()
+        self._reserved = 0  # bytes of loaded models on their way to the device
         self._changed = threading.Condition()
         self._hits = self._loads = self._evictions = 0
 
     @contextmanager
-    def lease(self, key: str, load: Callable[[], Any], size: Callable[[Any], int]) -> Iterator[Any]:
+    def lease(
+        self,
+        key: str,
+        load: Callable[[], Any],
+        size: Callable[[Any], int],
+        place: Callable[[Any], None] | None = None,
+    ) -> Iterator[Any]:
         """The model's components, held in memory while the context is open.
 
-        load: makes the components; its exception goes to the caller and leaves the cache unchanged.
-        size: their bytes. LoadError when the model alone is over the budget, or when what is in use
-        leaves no room for `wait` seconds.
+        load: makes the components in host memory. size: their bytes. place: moves them to the device,
+        after room was made there. An exception of theirs goes to the caller and leaves the cache
+        unchanged. LoadError when the model alone is over the budget, or when what is in use leaves no
+        room for `wait` seconds.
         """
-        entry = self._acquire(key) or self._load(key, load, size)
+        entry = self._acquire(key) or self._load(key, load, size, place)
         try:
             yield entry.components
         finally:
@@ -81,7 +89,7 @@ class ModelCache:
                 del self._entries[key]
 
     def _nbytes(self) -> int:
-        return sum(entry.nbytes for entry in self._entries.values())
+        return self._reserved + sum(entry.nbytes for entry in self._entries.values())
 
     def _acquire(self, key: str) -> _Entry | None:
         """The resident entry, or None: then this thread is the one to load it."""
@@ -101,7 +109,13 @@ class ModelCache:
             self._hits += 1
             return entry
 
-    def _load(self, key: str, load: Callable[[], Any], size: Callable[[Any], int]) -> _Entry:
+    def _load(
+        self,
+        key: str,
+        load: Callable[[], Any],
+        size: Callable[[Any], int],
+        place: Callable[[Any], None] | None,
+    ) -> _Entry:
         try:
             components = load()
             nbytes = size(components)
@@ -113,6 +127,16 @@ class ModelCache:
                 )
             with self._changed:
                 self._make_room(key, nbytes)
+                self._reserved += nbytes
+            try:
+                if place is not None:
+                    place(components)
+            except BaseException:
+                with self._changed:
+                    self._reserved -= nbytes
+                raise
+            with self._changed:
+                self._reserved -= nbytes
                 entry = self._entries[key] = _Entry(components, nbytes, users=1)
                 self._loading.discard(key)
                 self._loads += 1
@@ -143,3 +167,5 @@ class ModelCache:
             assert self._nbytes() <= self.budget
             assert all(entry.users >= 0 for entry in self._entries.values())
             assert not self._loading & set(self._entries)
+            assert self._reserved >= 0
+            assert self._loading or not self._reserved

@@ -188,7 +188,12 @@ def test_one_task_per_invocation(folders):
     from dask.utils import key_split
 
     groups = [key_split(key) for key in request.tasks]
-    assert sorted(set(groups)) == ["ClipText", "FluxTransformer", "T5Text", "VaeDecoder"]
+    assert sorted(set(groups)) == [
+        "ClipText@tiny_dev",
+        "FluxTransformer@tiny_dev",
+        "T5Text@tiny_dev",
+        "VaeDecoder@tiny_dev",
+    ]
 
 
 def test_missing_weights_name_the_folder(client, folders, tmp_path):

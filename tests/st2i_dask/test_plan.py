@@ -149,6 +149,6 @@ def test_a_worker_without_the_module_says_what_to_do():
     data = b"cst2i_no_such_module\nModel\n."
     with pytest.raises(st2i.LoadError) as caught:
         _Opened(2).get(Packed("0", data))
-    assert "this worker cannot import what the workflow is made of: No module" in str(caught.value)
+    assert "this worker cannot make what the workflow is made of: No module" in str(caught.value)
     assert "st2i_no_such_module" in str(caught.value)
     assert "client.upload_file(...)" in str(caught.value)

@@ -447,8 +447,49 @@ def test_map_takes_one_seed_or_one_per_prompt(portrait, sent, seed, seeds):
 
 def test_map_refuses_another_number_of_seeds(portrait, sent):
     with pytest.raises(st2i.ParameterError, match="2 seeds for 3 prompts; give one seed, or one"):
-        portrait.map(None, "abc", seed=[1, 2])
+        portrait.map(None, ["a", "b", "c"], seed=[1, 2])
     assert not sent
+
+
+def test_map_refuses_one_text_as_its_prompts(portrait, sent):
+    with pytest.raises(st2i.ParameterError, match="prompts is one text, 'a cat'; give a list"):
+        portrait.map(None, "a cat")
+    assert not sent
+
+
+def test_static_values_that_print_alike_are_not_taken_for_the_same():
+    import numpy as np
+
+    seen = []
+
+    @st2i.workflow(name="long-arrays", replace=True)
+    def long_arrays(prompt: str, weights: st2i.Static[np.ndarray]):
+        seen.append(int(weights.sum()))
+        return Upper()(prompt)
+
+    class Upper(st2i.ModelFn):
+        def setup_io(self):
+            self.add_input("text")
+            self.add_output("upper")
+
+    one, other = np.zeros(10_000, int), np.zeros(10_000, int)
+    other[5_000] = 1
+    assert repr(one) == repr(other)
+    for weights in (one, other, one):
+        long_arrays.request(prompt="a", weights=weights)
+    assert seen == [0, 1]
+
+
+def test_another_default_is_another_definition(fresh_registry):
+    def define(default):
+        @st2i.workflow(name="defaults")
+        def chosen(prompt: str, steps: int = default):
+            return prompt
+
+    define(1)
+    define(1)
+    with pytest.raises(st2i.RegistrationError, match="'defaults' is already registered"):
+        define(2)
 
 
 def test_map_sends_nothing_when_one_prompt_is_wrong(portrait, sent):

@@ -2,8 +2,9 @@
 
 Rule between the two kinds of tasks on one worker: they take turns. A worker runs one ModelFn at a time.
 Plain Dask tasks keep Dask's own order and go where Dask sends them; a worker that has any takes no
-ModelFn while another worker is free. When none is, a worker takes a ModelFn after each plain task, and
-a plain task after each ModelFn: neither kind waits for more than one task of the other per worker.
+ModelFn while another worker is free. When none is, the end of a plain task lets one ModelFn in, ahead of
+the plain tasks that wait there; Dask's worker has then begun the next of them. So per worker a plain task
+waits for one ModelFn task, and a ModelFn for two plain ones.
 """
 
 from __future__ import annotations

@@ -387,7 +387,7 @@ def train_flow(pipe: FluxPipeline, latents: torch.Tensor, plan: Plan, out: Path,
                 text_encoder_2=averaged["t5"],
             )
             save(pipe, out)
-            evaluate(FluxPipeline.from_pretrained(out, torch_dtype=torch.float32))
+            evaluate(FluxPipeline.from_pretrained(out, dtype=torch.float32))
 
 
 # ---------------------------------------------------------------- result
@@ -465,7 +465,7 @@ def main() -> None:
     with timed(minutes, "transformer"):
         train_flow(pipe, latents, plan, args.out, args.seed + 3)
     with timed(minutes, "evaluation"):
-        shares = evaluate(FluxPipeline.from_pretrained(args.out, torch_dtype=torch.float32))
+        shares = evaluate(FluxPipeline.from_pretrained(args.out, dtype=torch.float32))
     report = {"minutes": minutes, "reconstruction_error": errors, "judged": shares}
     print(json.dumps(report, indent=2))
 

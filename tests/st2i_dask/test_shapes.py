@@ -6,7 +6,6 @@ import os
 import random
 import subprocess
 import sys
-import warnings
 from collections import Counter
 from pathlib import Path
 
@@ -172,14 +171,12 @@ def test_the_packaged_pipeline_is_small_and_complete():
 
 @pytest.fixture(scope="module")
 def pipeline():
-    torch = pytest.importorskip("torch")
-    diffusers = pytest.importorskip("diffusers")
-    with warnings.catch_warnings():
-        # Diffusers is renaming this argument to dtype; the old name works in every version.
-        warnings.filterwarnings("ignore", message=".*torch_dtype.*", category=FutureWarning)
-        pipe = diffusers.FluxPipeline.from_pretrained(
-            shapes.PIPELINE, torch_dtype=torch.float32, local_files_only=True
-        )
+    import diffusers
+    import torch
+
+    pipe = diffusers.FluxPipeline.from_pretrained(
+        shapes.PIPELINE, dtype=torch.float32, local_files_only=True
+    )
     pipe.set_progress_bar_config(disable=True)
     threads = torch.get_num_threads()
     # One thread: two that wait for each other crawl on a machine busy with other tests.

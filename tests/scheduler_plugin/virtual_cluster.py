@@ -201,7 +201,8 @@ class VirtualCluster:
             ready = self.policy._book.standing(tenant).ready > 0
             if ready != self._ready.get(tenant):
                 self._ready[tenant] = ready
-                self.trace.append(("ready", self.now, (tenant, ready)))
+                vtimes = {t: self.policy.ledger.vtime(t) for t in self._ready}
+                self.trace.append(("ready", self.now, (tenant, ready, vtimes)))
 
     # Requests
 
@@ -361,7 +362,11 @@ class VirtualCluster:
 
     def _give_up(self, run: _Run) -> None:
         """A consumer whose producer is gone comes back with an error and is run again."""
-        if run.gone or run.cancelled:
+        if run.gone:
+            return
+        if run.cancelled:
+            self._close(run, "cancelled", self.now - run.record.dispatched)
+            self._handle(ev.Drained(self.now, run.decision.executor))
             return
         self._close(run, "lost", self.now - run.record.dispatched)
         self._handle(ev.Lost(self.now, run.decision.key))
@@ -401,49 +406,75 @@ class Spread:
     pair: tuple[str, str] = ("", "")
     difference: float = 0.0
     error: float = 0.0
-    excess: float = -1e9  # difference - 2 (slack + L_max) - 2 error: above 0 the bound is broken
+    gap: float = 0.0  # |v_f - v_g| when the interval began
+    excess: float = -1e9  # above 0: the bound is broken
     intervals: int = 0
+    indebted: int = 0  # intervals that began with more than slack + L_max + errors between the two
+
+
+@dataclass
+class _Interval:
+    gap: float
+    doubt: float  # error of estimates in flight, or settled at this very time, when it began
+    low: float
+    high: float
+    error: float
 
 
 def spreads(cluster: VirtualCluster, slack_s: float) -> Spread:
-    """|W_f - W_g| over every interval and pair, with measured charges, against the bound."""
+    """|W_f - W_g| over every interval and pair, with measured charges, against the bound
+
+        U + max(U, gap) + 2 error,   U = slack + L_max
+
+    `gap` is what was between the two vTimes when the interval began. It exceeds U only where one of
+    them has a debt, which it repays first: it came back with it, or a run of it ended that had taken
+    more than estimated. Else this is the paper's 2 U.
+    """
     unit = slack_s + cluster.largest()
     served: dict[str, float] = {}
     error: dict[str, float] = {}
     ready: dict[str, bool] = {}
-    open_: dict[tuple[str, str], list[float]] = {}  # pair -> [min, max, error]
+    vtimes: dict[str, float] = {}
+    just_settled: dict[str, tuple[float, float]] = {}  # tenant -> (when, error of those runs)
+    intervals: dict[tuple[str, str], _Interval] = {}
     worst = Spread()
 
     def close(pair: tuple[str, str]) -> None:
-        low, high, err = open_.pop(pair)
+        it = intervals.pop(pair)
         worst.intervals += 1
-        excess = high - low - 2 * unit - 2 * err
+        worst.indebted += it.gap > unit + it.doubt + 1e-6
+        excess = it.high - it.low - unit - max(unit, it.gap) - 2 * it.error
         if excess > worst.excess:
-            worst.pair, worst.difference, worst.error, worst.excess = pair, high - low, err, excess
+            worst.pair, worst.difference, worst.excess = pair, it.high - it.low, excess
+            worst.error, worst.gap = it.error, it.gap
 
-    def look(tenant: str) -> None:
+    def doubt(tenant: str, now: float) -> float:
+        when, settled = just_settled.get(tenant, (-1.0, 0.0))
+        return error[tenant] + (settled if when == now else 0.0)
+
+    def look(tenant: str, now: float) -> None:
         for other in served:
             if other == tenant:
                 continue
             pair = (min(tenant, other), max(tenant, other))
-            both = ready.get(tenant, False) and ready.get(other, False)
-            if not both:
-                if pair in open_:
+            if not (ready.get(tenant, False) and ready.get(other, False)):
+                if pair in intervals:
                     close(pair)
                 continue
             difference = served[pair[0]] - served[pair[1]]
             err = error[pair[0]] + error[pair[1]]
-            held = open_.get(pair)
-            if held is None:
-                open_[pair] = [difference, difference, err]
+            it = intervals.get(pair)
+            if it is None:
+                gap = abs(vtimes[pair[0]] - vtimes[pair[1]])
+                doubts = doubt(pair[0], now) + doubt(pair[1], now)
+                intervals[pair] = _Interval(gap, doubts, difference, difference, err)
             else:
-                held[0] = min(held[0], difference)
-                held[1] = max(held[1], difference)
-                held[2] = max(held[2], err)
+                it.low, it.high = min(it.low, difference), max(it.high, difference)
+                it.error = max(it.error, err)
 
-    for what, _, value in cluster.trace:
+    for what, now, value in cluster.trace:
         if what == "ready":
-            tenant, flag = value  # type: ignore[misc]
+            tenant, flag, vtimes = value  # type: ignore[misc]
             served.setdefault(tenant, 0.0)
             error.setdefault(tenant, 0.0)
             ready[tenant] = flag
@@ -455,7 +486,9 @@ def spreads(cluster: VirtualCluster, slack_s: float) -> Spread:
                 error[tenant] += value.error
             else:
                 error[tenant] -= value.error
-        look(tenant)
-    for pair in list(open_):
+                when, settled = just_settled.get(tenant, (-1.0, 0.0))
+                just_settled[tenant] = (now, value.error + (settled if when == now else 0.0))
+        look(tenant, now)
+    for pair in list(intervals):
         close(pair)
     return worst

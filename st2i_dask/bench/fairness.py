@@ -8,19 +8,20 @@ not grow with time: it must stay within 2 * (slack + the largest charge of one d
 
 from __future__ import annotations
 
-import itertools
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import dask
 from distributed import Client, SchedulerPlugin
 
 import st2i_dask as st2i
 from scheduler_plugin.plugin import SCHEDULER_PLUGIN, ServingSchedulerPlugin
 from scheduler_plugin.rivals import chooser
 from scheduler_plugin.settings import Settings
-from st2i_dask.request import ANNOTATION, Request
+from st2i_dask.request import ANNOTATION
 
 #: Policies in the order in which they run; `dask` is no policy at all: the plugin is not there.
 POLICIES = {
@@ -49,12 +50,19 @@ class Run(NamedTuple):
     worker: str
 
 
-class Service(NamedTuple):
+@dataclass
+class Service:
     """Device seconds that the dear tenant was ahead, after each run, while both were backlogged."""
 
-    times: list[float]  # seconds since both were backlogged
-    difference: list[float]
-    largest: float  # the largest charge
+    begin: float
+    times: list[float] = field(default_factory=lambda: [0.0])  # seconds since `begin`
+    difference: list[float] = field(default_factory=lambda: [0.0])
+    largest: float = 0.0  # the largest charge
+
+    def add(self, at: float, ahead: float) -> None:
+        self.times.append(at - self.begin)
+        self.difference.append(self.difference[-1] + ahead)
+        self.largest = max(self.largest, abs(ahead))
 
     @property
     def worst(self) -> float:
@@ -180,25 +188,16 @@ def _serve(client: Client, policy: str, seconds: float, rate: float) -> Service:
     if policy != "dask":
         settings = Settings(slack_s=SLACK_S, default_cap=None)
         client.register_plugin(ServingSchedulerPlugin(settings, chooser=chooser(policy)))
-    for workflow in (cheap, dear):  # costs are learned, both workers warm
-        requests = [workflow.request(workflow.name, value=float(n)) for n in range(2)]
-        client.gather(_send(client, requests))
+    # Costs are learned, both workers warm.
+    client.gather([_send(client, workflow, n) for n in range(2) for workflow in (cheap, dear)])
     client.register_plugin(Meter())
-    futures: list[Any] = []
-    numbers = itertools.count(1)
-    pause = 5 / rate
     begin = time.monotonic()
-    for tick in itertools.count():
-        waves = range(5 if tick else max(5, round(rate)))
-        wave = [
-            workflow.request(workflow.name, value=float(next(numbers)))
-            for _ in waves
-            for workflow in (cheap, dear)
-        ]
-        futures += _send(client, wave)
-        time.sleep(max(0.0, begin + (tick + 1) * pause - time.monotonic()))
-        if time.monotonic() - begin > seconds:
-            break
+    futures: list[Any] = []
+    for number in range(round(rate * (1 + seconds))):  # those of one second at once
+        time.sleep(max(0.0, begin + number / rate - 1 - time.monotonic()))
+        pair = (cheap, dear) if number % 2 else (dear, cheap)
+        futures += [_send(client, workflow, number) for workflow in pair]
+    time.sleep(max(0.0, begin + seconds - time.monotonic()))
     submitted, runs = client.run_on_scheduler(_noted)
     client.unregister_scheduler_plugin(_METER)
     for future in futures:
@@ -222,18 +221,11 @@ def _workflow(label: str, steps: int, seconds: float) -> st2i.Workflow:
     return made
 
 
-def _send(client: Client, requests: Sequence[Request]) -> list[Any]:
+def _send(client: Client, workflow: st2i.Workflow, number: int) -> Any:
     """As `Workflow.submit` does, but also without our plugin on the scheduler."""
-    import dask
-
-    tasks: dict[str, Any] = {}
-    annotations: dict[str, Any] = {}
-    for request in requests:
-        tasks.update(request.tasks)
-        annotations.update(request.annotations)
-    with dask.annotate(**{ANNOTATION: annotations.get}):
-        futures: list[Any] = client.get(tasks, [r.key for r in requests], sync=False)
-    return futures
+    request = workflow.request(workflow.name, value=float(number))
+    with dask.annotate(**{ANNOTATION: request.annotations.get}):
+        return client.get(request.tasks, request.key, sync=False)
 
 
 def _noted(dask_scheduler: Any) -> tuple[list[tuple[float, str]], list[Run]]:
@@ -252,30 +244,27 @@ def _executing(dask_worker: Any) -> int:
 def _service(
     submitted: list[tuple[float, str]], runs: list[Run], tenants: tuple[str, str]
 ) -> Service:
-    """The difference while both have requests that nobody has started, and all runs are known."""
+    """The longest time in which both had requests that nobody had started, and all runs are known."""
     dear = tenants[1]
-    begin = max(min(at for at, tenant in submitted if tenant == name) for name in tenants)
     # A worker runs one at a time: whatever began before its last known end has been told.
     known = min(
         max(r.stop for r in runs if r.worker == worker) for worker in {r.worker for r in runs}
     )
-    events = [(at, 1, Run(tenant, False, at, at, 0.0, "")) for at, tenant in submitted]
-    events += [(r.start, 0, r) for r in runs if r.start < known]
+    events: list[tuple[float, str, Run | None]] = [(at, tenant, None) for at, tenant in submitted]
+    events += [(r.start, r.tenant, r) for r in runs if r.start < known]
     waiting = dict.fromkeys(tenants, 0)
-    ahead, largest = 0.0, 0.0
-    times, difference = [0.0], [0.0]
-    for at, arrived, event in sorted(events, key=lambda e: e[0]):
-        if arrived:
-            waiting[event.tenant] += 1
-            continue
-        waiting[event.tenant] -= event.first
-        ahead += event.seconds if event.tenant == dear else -event.seconds
-        largest = max(largest, event.seconds)
-        times.append(at - begin)
-        difference.append(ahead)
+    longest, current = Service(0.0), None
+    for at, tenant, ran in sorted(events, key=lambda event: event[0]):
+        waiting[tenant] += 1 if ran is None else -ran.first
         if min(waiting.values()) < 1:
-            break
-    return Service(times, difference, largest)
+            current = None
+            continue
+        current = current or Service(at)
+        if ran is not None:
+            current.add(at, ran.seconds if tenant == dear else -ran.seconds)
+        if current.times[-1] >= longest.times[-1]:
+            longest = current
+    return longest
 
 
 def _thinned(service: Service) -> dict[str, list[float]]:

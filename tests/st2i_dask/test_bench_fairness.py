@@ -33,9 +33,10 @@ def test_service_is_the_difference_while_both_have_requests_left():
     runs = [
         ran("dear", 2.0, 3.0),
         ran("cheap", 2.0, 1.0, worker="v"),
+        ran("cheap", 3.0, 1.0, first=False, worker="v"),
+        ran("cheap", 4.0, 1.0, worker="v"),  # the last of its requests: not backlogged any more
         ran("dear", 5.0, 3.0, first=False),
-        ran("cheap", 3.0, 1.0, worker="v"),  # the last of its requests: not backlogged any more
-        ran("dear", 4.0, 9.0, worker="v"),
+        ran("dear", 5.0, 9.0, worker="v"),
     ]
     service = fairness._service(submitted, runs, ("cheap", "dear"))
     assert service.times == [0.0, 0.5, 0.5, 1.5]
@@ -44,22 +45,34 @@ def test_service_is_the_difference_while_both_have_requests_left():
     assert service.largest == 3.0
 
 
+def test_service_is_taken_from_the_longest_time_with_a_backlog():
+    submitted = [(0.0, "cheap"), (0.1, "dear"), (2.0, "cheap"), (2.0, "cheap"), (2.0, "dear")]
+    runs = [ran("cheap", 0.2, 1.0), ran("dear", 2.5, 1.0, first=False), ran("cheap", 3.5, 0.5)]
+    runs += [ran("dear", 4.0, 1.0, first=False)]
+    service = fairness._service(submitted, runs, ("cheap", "dear"))
+    assert service.times == [0.0, 0.5, 1.5, 2.0]
+    assert service.difference == [0.0, 1.0, 0.5, 1.5]
+
+
 def test_service_leaves_out_what_may_not_have_been_told_yet():
     submitted = [(0.0, "cheap")] * 5 + [(0.0, "dear")] * 5
-    runs = [ran("dear", 0.0, 1.0), ran("cheap", 0.0, 5.0, worker="v"), ran("dear", 1.0, 1.0)]
-    runs.append(ran("dear", 2.0, 1.0))
+    runs = [
+        ran("dear", 0.0, 1.0),
+        ran("cheap", 0.0, 5.0, worker="v"),
+        ran("dear", 1.0, 1.0),
+        ran("cheap", 5.0, 1.0, worker="v"),  # w ran something from 2 s on, which has not ended
+    ]
     service = fairness._service(submitted, runs, ("cheap", "dear"))
-    # w has told everything up to 3 s; whatever it began later may still run.
-    assert service.difference == [0.0, 1.0, -4.0, -3.0, -2.0]
+    assert service.difference == [0.0, 1.0, -4.0, -3.0]
 
 
 def test_worst_is_over_any_interval():
-    service = fairness.Service([0.0, 1.0, 2.0], [0.0, 2.0, -3.0], 1.0)
+    service = fairness.Service(0.0, [0.0, 1.0, 2.0], [0.0, 2.0, -3.0])
     assert service.worst == 5.0
 
 
 def test_series_are_thinned():
-    service = fairness.Service([float(n) for n in range(1000)], [0.0] * 1000, 1.0)
+    service = fairness.Service(0.0, [float(n) for n in range(1000)], [0.0] * 1000)
     assert 200 <= len(fairness._thinned(service)["time_s"]) <= 250
 
 

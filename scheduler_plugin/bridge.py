@@ -285,6 +285,8 @@ class Bridge:
         stealing = self.scheduler.extensions.get("stealing")
         if stealing is not None:
             stealing.remove_key_from_stealable(ts)
+            # It comes back from here as soon as the first task of its kind is done.
+            stealing.unknown_durations.get(ts.prefix.name, set()).discard(ts)
         return True
 
     def _name_producers(self, ts: Any) -> None:
@@ -310,7 +312,8 @@ class Bridge:
     def _note_busy(self, spared: set[str]) -> None:
         """Tell the policy which executors plain tasks hold, or which do not run tasks now."""
         scheduler = self.scheduler
-        for worker, state in scheduler.workers.items():
+        for worker in {*self.policy.idle_names(), *self._busy}:
+            state = scheduler.workers[worker]
             # From Dask's own books: stealing moves plain tasks without any transition.
             held = any(
                 ts not in state.long_running and not self.owns(ts) for ts in state.processing

@@ -61,6 +61,9 @@ class Placement:
     def is_idle(self, executor: str) -> bool:
         return executor in self._idle
 
+    def idle_names(self) -> list[str]:
+        return list(self._idle)
+
     def executors(self) -> list[str]:
         return list(self._slot)
 

@@ -114,6 +114,10 @@ class FairPolicy:
     def is_idle(self, executor: str) -> bool:
         return self._placement.is_idle(executor)
 
+    def idle_names(self) -> list[str]:
+        """The idle executors."""
+        return self._placement.idle_names()
+
     def state(self, key: str) -> State | None:
         """Where a task stands; None when it belongs to no open request."""
         return self._book.state(key)

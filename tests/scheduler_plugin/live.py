@@ -6,6 +6,7 @@ Workers run in this process unless a test asks for others, so models and tests s
 from __future__ import annotations
 
 import gc
+import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -101,10 +102,37 @@ def serving(
     ):
         st2i.attach(client)
         st2i.settings(client, **{"slack_s": 0.02, **settings})
-        yield client
-        hooks.clear()
-        if at_rest:
-            rest(client)
+        with _complaints() as complaints:
+            yield client
+            hooks.clear()
+            if at_rest:
+                rest(client)
+        assert not complaints
+
+
+@contextmanager
+def _complaints() -> Iterator[list[str]]:
+    """What the scheduler's side says it could not do: refused events, hooks that raised."""
+    said: list[str] = []
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            error = record.exc_info[1] if record.exc_info else ""
+            said.append(f"{record.getMessage()} {error!r}")
+
+    bridge, hooks_of_dask = Listener(level=logging.WARNING), Listener(level=logging.INFO)
+    hooks_of_dask.addFilter(lambda record: record.getMessage().startswith("Plugin failed"))
+    where = [
+        (logging.getLogger("scheduler_plugin.bridge"), bridge),
+        (logging.getLogger("distributed.scheduler"), hooks_of_dask),
+    ]
+    for logger, listener in where:
+        logger.addHandler(listener)
+    try:
+        yield said
+    finally:
+        for logger, listener in where:
+            logger.removeHandler(listener)
 
 
 def plugin_of(client: Client) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 from dask._task_spec import Task
@@ -169,6 +170,45 @@ def test_taken_back_as_it_ends():
         future.cancel()
         until(lambda: idle(client), "the executor is lost")
         until(lambda: not worker.data, "results are left")
+        del future
+
+
+def test_cancelled_while_the_news_is_on_its_way():
+    """The scheduler hears of results that nobody wants any more."""
+    with serving(1, steps_per_task=4) as client:
+        (worker,) = client.cluster.workers.values()
+        heard = threading.Event()
+
+        def cross(dask_scheduler, key, client):
+            handler = dask_scheduler.stream_handlers["task-finished"]
+
+            def crossing(**message):
+                dask_scheduler.client_releases_keys(
+                    keys=[key], client=client, stimulus_id="test-crossing"
+                )
+                handler(**message)
+                dask_scheduler.stream_handlers["task-finished"] = handler
+                heard.set()
+
+            dask_scheduler.stream_handlers["task-finished"] = crossing
+
+        begun, go = threading.Event(), threading.Event()
+
+        def hook(value):
+            begun.set()
+            go.wait(TIMEOUT)
+
+        hooks["ann"] = hook
+        future = chain.submit(client, value=0.0, label="ann", steps=8)
+        begun.wait(TIMEOUT)
+        client.cluster.scheduler.loop.add_callback(
+            cross, client.cluster.scheduler, future.key, client.id
+        )
+        time.sleep(0.1)
+        go.set()
+        heard.wait(TIMEOUT)
+        until(lambda: not worker.data, "results are left")
+        assert len(runs) == 4
         del future
 
 

@@ -388,13 +388,16 @@ def test_reschedule(steps_per_task):
 
 
 def test_inputs_beyond_a_workers_memory_fail_that_request_alone():
-    with serving(1) as client:
+    with serving(1, slack_s=0.0) as client:
         worker = client.run_on_scheduler(lambda dask_scheduler: list(dask_scheduler.workers))[0]
+        client.gather(submit(client, "bob", 1, steps=1, seconds=0.1))  # ann goes first from here on
         begun, go = gate("ann")
         blocked = submit(client, "ann", 1, steps=2)
         begun.wait(TIMEOUT)
         others = submit(client, "bob", 3, steps=1)
         until(lambda: client.run_on_scheduler(standing)["queued"] == 3)
+        st2i.settings(client, steps_per_task=1)
+        made = decisions_of(client)
 
         def shrink(dask_scheduler):
             dask_scheduler.workers[worker].memory_limit = 1
@@ -404,6 +407,7 @@ def test_inputs_beyond_a_workers_memory_fail_that_request_alone():
         with pytest.raises(MemoryError, match="worth of input"):
             blocked[0].result(timeout=TIMEOUT)
         assert client.gather(others) == [1.0, 2.0, 3.0]
+        assert made[0].tenant == "ann"  # nothing but its failure could start the others
         release(*blocked)
         del others
 
@@ -701,15 +705,20 @@ def test_a_dispatched_modelfn_is_never_stolen():
     config = {"distributed.scheduler.work-stealing-interval": "10 ms"}
     with serving(2, config=config) as client:
         made = decisions_of(client)
-        futures = submit(client, "ann", 20, steps=3, seconds=0.005)
+        stealable = []
+
+        def look(dask_scheduler):
+            return [ts.key for ts in dask_scheduler.extensions["stealing"].key_stealable]
+
+        futures = submit(client, "ann", 8, steps=3, seconds=0.03)
         plain = client.map(lambda x: time.sleep(0.005) or x, range(60), pure=False)
+        for _ in range(20):
+            stealable += client.run_on_scheduler(look)
+            time.sleep(0.01)
         client.gather([*futures, *plain])
         chosen = {d.key: d.executor for d in made if d.steps == 1}
-        for run in runs:
-            if run.key in chosen:
-                assert run.worker == chosen[run.key]
-        stealing = client.cluster.scheduler.extensions["stealing"]
-        assert not any(str(key).startswith("Step") for key in stealing.key_stealable)
+        assert all(run.worker == chosen.get(run.key, run.worker) for run in runs)
+        assert not [key for key in stealable if key.startswith("Step")]
         del futures, plain
 
 

@@ -14,7 +14,7 @@ from scheduler_plugin.plugin import ServingSchedulerPlugin
 from scheduler_plugin.seams import SUPPORTED, QueuedTasks, Seams, check
 from st2i_dask import cluster as cluster_module
 
-from .live import TIMEOUT, chain, hooks, plugin_of, rest, runs, serving, until
+from .live import TIMEOUT, chain, hooks, plugin_of, rest, runs, serving, standing, until
 
 PLUGIN = "st2i-scheduler"
 
@@ -178,6 +178,7 @@ def test_the_news_of_a_cancelled_run_may_come_after_the_plugin_has_gone():
         begun.wait(TIMEOUT)
         before = set(client.scheduler_info(n_workers=-1)["workers"])
         future.cancel()
+        until(lambda: client.run_on_scheduler(standing)["draining"] == 1)
         client.unregister_scheduler_plugin(PLUGIN)
         go.set()
         time.sleep(0.5)

@@ -256,6 +256,10 @@ class Lanes:
         assert queued == len(self._where)
         kinds = [kind for kinds in self._kinds.values() for kind in kinds.values()]
         assert {kind.index: kind.lanes for kind in kinds} == used
+        for kind in kinds:
+            key = kind.outline.cost_keys[kind.position]
+            assert self._kind_path[kind.index] == self._outlook.path_s(kind.outline, kind.position)
+            assert self._kind_own[kind.index] == self._outlook.own_s(key)
         assert len(kinds) + len(self._free_kinds) == len(self._kind_path)
         assert len(self._models) + len(self._free_models) == len(self._model_load)
         assert sum(model.kinds for model in self._models.values()) == len(kinds)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 
+from scheduler_plugin import events as ev
 from scheduler_plugin.outline import chain
 from scheduler_plugin.policy import FairPolicy
 from scheduler_plugin.settings import Settings
@@ -53,10 +52,13 @@ def test_leaving_and_coming_back_every_second():
     cluster = cluster_with_an_honest_tenant()
     for second in range(int(SECONDS)):
         for number in range(6):
-            name = cluster.submit(second, "gamer", WORK, name=f"g{second}-{number}")
-            cluster.cancel(second + 0.9, name)
+            name = cluster.submit(second, "gamer", SPLIT, name=f"g{second}-{number}")
+            cluster.cancel(second + 0.4, name)
+    left = set()
+    cluster.after_batch = lambda c: left.add(c.policy.ledger.is_active("gamer"))
     gain, bound = gained(cluster)
     assert gain <= bound
+    assert left == {True, False}
 
 
 def test_splitting_into_many_requests():
@@ -98,19 +100,18 @@ def test_thousands_of_tiny_workflows():
 
 
 def test_a_trickle_saves_up_no_more_than_one_unit_of_credit():
-    """Active all the time with next to nothing to do, then a burst."""
+    """Never without work, next to nothing of it ready, then a burst."""
     cluster = cluster_with_an_honest_tenant()
     half = SECONDS / 2
-
-    def trickle(cluster):
-        cluster.submit(cluster.now, "gamer", TINY)
-
-    for number in range(int(half * 20)):
-        cluster.at(number * 0.05, partial(trickle, cluster))
+    blocked = ev.RequestSubmitted(0.0, "blocked", "gamer", WORK)
+    cluster.policy.handle(blocked)
+    for number in range(int(half)):
+        cluster.submit(float(number), "gamer", TINY)
     for _ in range(80):
         cluster.submit(half, "gamer", WORK)
     cluster.run(until=SECONDS)
     before, after = cluster.service(until=half), cluster.service(until=SECONDS)
+    assert before["honest"] - before["gamer"] > 1.9 * half
     burst = {tenant: after[tenant] - before[tenant] for tenant in after}
     unit = SLACK + cluster.largest()
     assert burst["gamer"] - burst["honest"] <= 2 * unit + 2 * spreads(cluster, SLACK).error

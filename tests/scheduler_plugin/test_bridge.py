@@ -797,6 +797,43 @@ def test_requests_with_random_cancels_leave_nothing(seed):
         assert client.gather(submit(client, "dan", 4, steps=5)) == [5.0 + i for i in range(4)]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_soak_with_killed_and_retired_workers_and_plain_tasks(seed):
+    random_ = random.Random(seed)
+    with serving(3, processes=True, steps_per_task=6) as client:
+        futures, expected, size_of_cluster = [], [], 3
+        for _ in range(120):
+            value, size = float(random_.randint(0, 9)), random_.randint(1, 12)
+            seconds = random_.choice([0.0, 0.005, 0.02])
+            future = chain.submit(
+                client,
+                tenant=random_.choice(["ann", "bob", "cid"]),
+                value=value,
+                steps=size,
+                seconds=seconds,
+            )
+            futures.append(future)
+            expected.append(value + size)
+            event = random_.random()
+            if event < 0.3:
+                at = random_.randrange(len(futures))
+                futures.pop(at).cancel()
+                expected.pop(at)
+            elif event < 0.34:
+                pids = client.run(os.getpid)
+                os.kill(random_.choice(sorted(pids.values())), signal.SIGKILL)
+                client.wait_for_workers(min(size_of_cluster, 2), timeout=TIMEOUT)
+            elif event < 0.4:
+                plain = client.map(time.sleep, [0.01] * 10, pure=False)
+            elif event < 0.44:
+                size_of_cluster = random_.choice([2, 3, 4])
+                client.cluster.scale(size_of_cluster)
+            time.sleep(random_.random() * 0.05)
+        assert client.gather(futures) == expected
+        del future, futures, plain
+
+
 def test_a_client_that_disappears_takes_its_requests_along():
     with serving(1) as client:
         begun, go = gate("ann")

@@ -20,18 +20,19 @@ def curve(seeds, seconds, load):
     ]
 
 
-def assert_no_worse(found):
-    """Never worse (but for one request in a hundred: the order of ties), and better in the end."""
-    for less, more in pairwise(found):
-        assert more >= less - 0.01, found
-    assert found[-1] > found[0], found
-
-
-def test_more_slack_meets_at_least_as_many_deadlines():
-    assert_no_worse(curve(seeds=[0, 1], seconds=20.0, load=1.1))
+def test_more_slack_meets_more_deadlines():
+    """The paper: 62, 75, 81 and 84 %. Here about 52, 55, 63 and 72 %."""
+    found = curve(seeds=range(4), seconds=60.0, load=0.45)
+    assert found == sorted(found)
+    assert found[-1] > found[0] + 0.1, found
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("load", [0.9, 1.0, 1.1])
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("load", [0.45, 0.5])
 def test_more_slack_over_many_seeds(load):
-    assert_no_worse(curve(seeds=range(8), seconds=40.0, load=load))
+    """Never worse, but for what the sample leaves open (3 %), and clearly better in the end."""
+    found = curve(seeds=range(16), seconds=60.0, load=load)
+    for less, more in pairwise(found):
+        assert more >= less - 0.03, found
+    assert found[-1] > found[0] + 0.05, found

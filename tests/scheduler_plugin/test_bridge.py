@@ -821,7 +821,7 @@ def test_soak_with_killed_and_retired_workers_and_plain_tasks(seed):
                 futures.pop(at).cancel()
                 expected.pop(at)
             elif event < 0.34:
-                pids = client.run(os.getpid)
+                pids = client.run(os.getpid, on_error="ignore")
                 os.kill(random_.choice(sorted(pids.values())), signal.SIGKILL)
                 client.wait_for_workers(min(size_of_cluster, 2), timeout=TIMEOUT)
             elif event < 0.4:

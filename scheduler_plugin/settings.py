@@ -35,10 +35,10 @@ class Settings:
     bandwidth: bytes per second assumed for a pull of which nothing was measured yet.
     """
 
-    slack_s: float = 5.0
+    slack_s: float = 1.0
     default_weight: float = 1.0
     weights: Mapping[str, float] = field(default_factory=dict)
-    default_cap: int | None = 1000
+    default_cap: int | None = None
     caps: Mapping[str, int] = field(default_factory=dict)
     steps_per_task: int = 8
     bandwidth: float = 4e9

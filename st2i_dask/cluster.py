@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import re
 import types
 import weakref
 from collections.abc import Callable
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 # Packages whose version decides the pixels: they must agree between workers.
 _PIXEL_PACKAGES = ("torch", "diffusers", "transformers")
 
+_DEVICE = re.compile(r"cpu|cuda(:\d+)?")
+
 _attached: weakref.WeakSet[Client] = weakref.WeakSet()
 
 
@@ -34,13 +37,23 @@ def attach(
     Without options, a cluster that is attached already keeps its settings; with options, workers
     get the new ones. AttachError says which node lacks the package or has another version.
     """
+    if not hasattr(client, "asynchronous") or not hasattr(client, "run_on_scheduler"):
+        raise AttachError(
+            f"{type(client).__name__} is no Dask client; make one: distributed.Client(address)"
+        )
     if client.asynchronous:
         raise AttachError("attach needs a synchronous Client; use Client(..., asynchronous=False)")
+    if client.status != "running":
+        raise AttachError(f"the client is {client.status}; connect a new distributed.Client")
     budget = _budget(model_bytes)
+    if device is not None and not _DEVICE.fullmatch(device):
+        raise AttachError(f"device={device!r} is not known; use 'cpu', 'cuda' or 'cuda:N'")
     configured = budget is not None or device is not None
     if client in _attached and not configured:
         return
     _check_versions(client)
+    if device is not None and device != "cpu":
+        _check_device(client, device)
 
     from scheduler_plugin.plugin import ServingSchedulerPlugin
     from worker_plugin.plugin import ServingPlugin
@@ -111,6 +124,26 @@ def _check_versions(client: Client) -> None:
                 f"workers differ in {package} ({listing}); images would depend on where they "
                 "run; install one version everywhere"
             )
+
+
+def _check_device(client: Client, device: str) -> None:
+    """Before anything is registered: a plugin that cannot start would stop the workers."""
+    for worker, problem in client.run(_by_value(_device_problem), device).items():
+        if problem:
+            raise AttachError(
+                f"worker {worker} has no device {device!r}: {problem}; leave device out, or use "
+                "'cpu'"
+            )
+
+
+def _device_problem(device: str) -> str | None:
+    import torch
+
+    try:
+        torch.empty(1, device=device)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return None
 
 
 def _versions() -> dict[str, str | None]:

@@ -10,14 +10,19 @@ from functools import cached_property
 from typing import Any
 
 from .dag import Dag
+from .references import direct, followed, functions
+from .symbol import ParamRef, Ref
 from .trace import InvocationNode
+
+# Global values that count as part of the code that reads them.
+_CONSTANTS = (str, int, float, complex, bytes, tuple, frozenset, types.NoneType)
 
 
 def of_class(cls: type, root: type = object) -> str:
     """Digest (16 hex digits) of a class and its bases below `root`: code, constants, closures.
 
     An edited notebook class is another model, and the same class in two processes is the same one.
-    Line numbers do not count. Module globals are not followed.
+    Line numbers do not count. Global names are followed through the class's own module.
     """
     digest = hashlib.sha256()
     for base in cls.__mro__:
@@ -59,6 +64,15 @@ def _add(digest: Any, value: Any, seen: set[int]) -> None:
         cells = [_content(cell) for cell in value.__closure__ or ()]
         for part in (*cells, value.__defaults__, value.__kwdefaults__):
             _add(digest, part, seen)
+        for reference in direct(value):
+            inner = (
+                inspect.unwrap(reference.value) if callable(reference.value) else reference.value
+            )
+            if followed(value, inner):
+                for function in functions(inner):
+                    _add(digest, function, seen)
+            elif isinstance(inner, _CONSTANTS) or hasattr(inner, "__array__"):
+                _add(digest, inner, seen)
     elif isinstance(value, property):
         for part in (value.fget, value.fset, value.fdel):
             _add(digest, part, seen)
@@ -113,5 +127,7 @@ def _plain(value: Any) -> str:
         return "{" + ",".join(f"{k!r}:{_plain(v)}" for k, v in value.items()) + "}"
     if type(value) in (list, tuple):
         return "(" + ",".join(map(_plain, value)) + ")"
-    text = repr(value)
-    return type(value).__qualname__ if " at 0x" in text else text
+    if isinstance(value, (str, int, float, complex, bytes, types.NoneType, Ref, ParamRef)):
+        return repr(value)
+    # Representations leave things out (the middle of an array) or name addresses.
+    return hashlib.sha256(_bytes(value)).hexdigest()

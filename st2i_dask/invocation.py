@@ -163,10 +163,11 @@ def _runner() -> Runner:
 
     worker = get_worker()
     plugin = worker.plugins.get(WORKER_PLUGIN)
-    if plugin is None:
+    if plugin is None or plugin.runner is None:
         raise AttachError(
-            f"worker {worker.address} has no {WORKER_PLUGIN} plugin; call st2i.attach(client) "
-            "after workers changed their environment"
+            f"worker {worker.address} does not serve: its {WORKER_PLUGIN} plugin "
+            f"{'is missing' if plugin is None else 'did not start'}; see the worker's log, then "
+            "call st2i.attach(client, device='cpu') or with the device it has"
         )
     runner: Runner = plugin.runner
     return runner

@@ -7,6 +7,7 @@ when each of these happens.
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -39,6 +40,11 @@ class ModelFn:
     """
 
     def __init__(self, model_path: str | None = None, *, name: str | None = None, **options: Any):
+        if isinstance(model_path, (Symbol, Outputs)):
+            raise ComposeError(
+                f"{type(self).__name__}(...) makes the function, it does not call it: write "
+                f"{type(self).__name__}(model_path)(inputs...)"
+            )
         self.model_path = None if model_path is None else str(model_path)
         self.name = name or type(self).__name__
         self.options = options
@@ -49,6 +55,7 @@ class ModelFn:
             raise ComposeError(
                 f"ModelFn {self.name!r} declares no output; call self.add_output(...) in setup_io"
             )
+        self._check_execute()
         try:
             self._options_json: str = json.dumps(options, sort_keys=True)
         except (TypeError, ValueError) as error:
@@ -89,6 +96,22 @@ class ModelFn:
         self._check_new(name)
         self.outputs += (name,)
 
+    def _check_execute(self) -> None:
+        """ComposeError if `execute` cannot take the declared inputs."""
+        parameters = inspect.signature(self.execute).parameters.values()
+        if any(p.kind is p.VAR_KEYWORD for p in parameters):
+            return
+        known = [p.name for p in parameters][1:]  # the first one takes the components
+        required = [p.name for p in parameters if p.default is p.empty][1:]
+        unknown = [name for name in self.inputs if name not in known]
+        undeclared = [name for name in required if name not in self.inputs]
+        if unknown or undeclared:
+            what = f"takes no {unknown[0]!r}" if unknown else f"wants {undeclared[0]!r}"
+            raise ComposeError(
+                f"ModelFn {self.name!r}: execute {what}; its parameters after the components must "
+                f"be the declared inputs: {', '.join(self.inputs) or 'none'}"
+            )
+
     def _check_new(self, name: str) -> None:
         if not isinstance(name, str) or not name.isidentifier():
             raise ComposeError(
@@ -118,6 +141,11 @@ class ModelFn:
     @final
     def __call__(self, *args: Any, **kwargs: Any) -> Symbol | Outputs:
         """Inside a workflow: one invocation, its outputs symbolic. Nothing runs here."""
+        if "_options_json" not in self.__dict__:
+            raise ComposeError(
+                f"ModelFn {type(self).__name__} has an __init__ of its own that does not call "
+                "super().__init__(model_path, **options); leave it out and read self.options"
+            )
         trace = current_trace()
         if trace is None:
             raise ComposeError(

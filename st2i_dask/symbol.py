@@ -108,9 +108,11 @@ class Symbol:
     def __hash__(self) -> int:
         return id(self)
 
-    def __getattr__(self, name: str) -> NoReturn:
+    def __getattr__(self, name: str) -> Symbol:
         if name.startswith("__"):  # protocol probes of libraries
             raise AttributeError(name)
+        if isinstance(self._leaf, Ref) and self._leaf.output == name:
+            return self  # the only output, by its name
         self._refuse(f"attribute .{name}")
 
     def _operator(self, *_: object) -> NoReturn:

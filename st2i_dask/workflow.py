@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
@@ -19,6 +20,7 @@ from .fingerprint import of_dag
 from .fusion import fuse
 from .parameters import Parameter, bind, declared
 from .plan import pack
+from .references import Reference, references
 from .request import Composed, Request, build_request
 from .tenants import DEFAULT_TENANT, check_tenant
 from .trace import InvocationNode, Trace, current_trace, tracing
@@ -41,7 +43,10 @@ class Workflow:
         self.description = (inspect.getdoc(function) or "").partition("\n")[0]
         self.parameters: tuple[Parameter, ...] = declared(function, name)
         self._version = version
-        self._composed: OrderedDict[tuple[Any, ...], Composed] = OrderedDict()
+        # With what the function's global names stood for: a re-run notebook cell changes them.
+        self._composed: OrderedDict[tuple[Any, ...], tuple[Composed, list[Reference]]] = (
+            OrderedDict()
+        )
         self._lock = threading.Lock()
         functools.update_wrapper(self, function)
 
@@ -55,6 +60,13 @@ class Workflow:
                 f"workflow {self.name!r} was called outside a workflow; run it with "
                 f"{self.name}.submit(client, ...)"
             )
+        try:
+            inspect.signature(self.function).bind(*args, **kwargs)
+        except TypeError as error:
+            raise ComposeError(
+                f"workflow {self.name!r} inside another: {error}; it takes: "
+                f"{', '.join(p.name for p in self.parameters)}"
+            ) from None
         return self.function(*args, **kwargs)
 
     def bind(self, **values: Any) -> tuple[Composed, dict[str, Any], dict[str, Any]]:
@@ -67,12 +79,15 @@ class Workflow:
         """The composed DAG for these static parameters, cached. ComposeError if it is wrong."""
         key = tuple((name, type(value), _hashable(value)) for name, value in static.items())
         with self._lock:
-            if key in self._composed:
+            known = self._composed.get(key)
+            if known is not None and all(r.holds() for r in known[1]):
                 self._composed.move_to_end(key)
-                return self._composed[key]
+                return known[0]
+        # Looked up first: what changes while composing is composed again next time.
+        used = references(self.function)
         composed = self._compose(static)
         with self._lock:
-            self._composed[key] = composed
+            self._composed[key] = composed, used
             while len(self._composed) > _COMPOSED_LIMIT:
                 self._composed.popitem(last=False)
         return composed
@@ -225,12 +240,24 @@ workflows = Registry()
 def _same_definition(a: Workflow, b: Workflow) -> bool:
     """The same lines evaluated again (a re-run notebook cell, a reloaded module)."""
     one, other = a.function, b.function
+    if _interactive(one, other):
+        return one.__qualname__ == other.__qualname__
     return (
         one.__code__ == other.__code__
         and one.__code__.co_filename == other.__code__.co_filename
         and repr(one.__defaults__) == repr(other.__defaults__)
         and repr(one.__kwdefaults__) == repr(other.__kwdefaults__)
         and not one.__closure__
+    )
+
+
+def _interactive(one: Callable[..., Any], other: Callable[..., Any]) -> bool:
+    """Whether both come from notebook cells or a prompt: defining a name again is work there."""
+    files = [function.__code__.co_filename for function in (one, other)]
+    return (
+        one.__module__ == other.__module__ == "__main__"
+        and not any(map(os.path.exists, files))
+        and (files[0] != files[1] or files[0] == "<stdin>")
     )
 
 

@@ -19,7 +19,7 @@ from distributed.comm import CommClosedError
 from distributed.worker import thread_state
 from distributed.worker_state_machine import FreeKeysEvent, UpdateDataEvent
 
-from st2i_dask.errors import ProducerLostError
+from st2i_dask.errors import OutputError, ProducerLostError
 from st2i_dask.invocation import BoundTask, Call
 
 from .callback_pulls import CallbackPulls
@@ -71,6 +71,12 @@ class StepRunner:
                 except ProducerLostError as error:
                     logger.info("%s runs again: %s", key, error)
                     raise Reschedule from error
+                except (SystemExit, KeyboardInterrupt) as error:
+                    # They would end the worker, and with it everybody's work.
+                    raise OutputError(
+                        f"the model code of {key!r} raised {type(error).__name__}; a ModelFn "
+                        "must not end its process: raise an ordinary error"
+                    ) from error
                 except Exception:
                     if done:
                         break  # it runs again, and fails, under its own key

@@ -94,6 +94,7 @@ def running_cluster(address: str) -> Iterator[Client]:
     from distributed import Client
 
     quiet_logs()
+    _check_reachable(address)
     try:
         client = Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
     except (OSError, ValueError, TypeError) as error:  # TimeoutError is an OSError
@@ -111,6 +112,34 @@ def running_cluster(address: str) -> Iterator[Client]:
         if not client.nthreads():
             click.echo(f"the cluster at {address} has no worker yet; waiting", err=True)
         yield client
+
+
+def _check_reachable(address: str) -> None:
+    """AttachError when nothing listens there. A Client that fails later leaves a trace of its own."""
+    import socket
+
+    from distributed.comm import parse_address, parse_host_port
+
+    try:
+        scheme, location = parse_address(address)
+        host, port = parse_host_port(location, 0)
+    except (ValueError, TypeError):
+        return  # said by Client itself
+    if scheme not in ("tcp", "tls"):
+        return
+    if not port:
+        raise AttachError(
+            f"the scheduler's address {address!r} has no port; write it as dask-scheduler prints "
+            f"it, for example tcp://{host}:8786"
+        )
+    try:
+        socket.create_connection((host, port), timeout=CONNECT_SECONDS).close()
+    except OSError as error:
+        raise AttachError(
+            f"cannot connect to the scheduler {address!r}: {error.strerror or error}; give the "
+            "address that dask-scheduler prints, for example tcp://10.0.0.5:8786, or leave "
+            "--scheduler out to use this machine"
+        ) from error
 
 
 def dashboard(client: Client) -> str:

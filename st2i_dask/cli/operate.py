@@ -15,7 +15,12 @@ scheduler_option = click.option(
 )
 
 
-@click.command(help="Who has what: vTime, weight, queued, running, share of the last minute.")
+@click.command(
+    help="""Who has what.
+
+vTime: device seconds used, divided by the tenant's weight; who has least goes first. Requests are
+queued until their first step is dispatched, and started after that."""
+)
 @scheduler_option
 def tenants(scheduler: str) -> None:
     from .. import operate
@@ -29,8 +34,8 @@ def tenants(scheduler: str) -> None:
         "tenant",
         "vTime (s)",
         "weight",
-        "queued",
-        "running",
+        "requests queued",
+        "requests started",
         "last minute (%)",
         "device time (s)",
     )

@@ -57,7 +57,7 @@ def test_a_change_is_a_new_object_and_the_mapping_cannot_be_changed():
     with pytest.raises(TypeError):
         settings.weights["a"] = 2.0
     assert settings.with_changes(slack_s=0.0).slack_s == 0.0
-    assert settings.slack_s == 5.0
+    assert settings.slack_s == 1.0
 
 
 def test_it_travels():
@@ -67,7 +67,7 @@ def test_it_travels():
 
 def test_rows_name_every_setting_with_its_unit():
     rows = Settings(weights={"b": 1.0, "a": 2.5}, caps={"a": 7}).rows()
-    assert ("slack_s", "5", "s of vTime") in rows
+    assert ("slack_s", "1", "s of vTime") in rows
     assert [row.name for row in rows if row.name.startswith("weight ")] == ["weight a", "weight b"]
     assert ("cap a", "7", "queued requests") in rows
     assert all(row.unit for row in rows)

@@ -296,3 +296,43 @@ def test_progress_returns_the_futures_in_order(client, capsys):
 def test_local_cluster_needs_a_worker():
     with pytest.raises(st2i.AttachError, match="n_workers=0"):
         st2i.local_cluster(0)
+
+
+@pytest.mark.parametrize("device", ["gpu7", "cuda:x", ""])
+def test_attach_refuses_devices_it_does_not_know(client, device):
+    with pytest.raises(st2i.AttachError, match="use 'cpu', 'cuda' or 'cuda:N'"):
+        st2i.attach(client, device=device)
+
+
+def test_attach_with_a_device_that_workers_lack_changes_nothing(cluster, client):
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("this machine has the device")
+    with Client(cluster) as other, pytest.raises(st2i.AttachError, match="has no device 'cuda'"):
+        st2i.attach(other, device="cuda")
+    assert chain.submit(client, value=1.0).result(timeout=TIMEOUT) == 4.0
+
+
+def test_attach_wants_a_connected_client(cluster):
+    with pytest.raises(st2i.AttachError, match="is no Dask client"):
+        st2i.attach(cluster.scheduler_address)
+    closed = Client(cluster)
+    closed.close()
+    with pytest.raises(st2i.AttachError, match="the client is closed"):
+        st2i.attach(closed)
+
+
+def test_a_model_that_exits_fails_its_request_and_spares_the_worker(client):
+    class Exit(Add):
+        def execute(self, model_components, value, seconds):
+            raise SystemExit(3)
+
+    @st2i.workflow(name="test-cluster-exit", replace=True)
+    def exits(value: float):
+        return Exit()(value)
+
+    before = client.run(os.getpid)
+    with pytest.raises(st2i.OutputError, match="raised SystemExit; a ModelFn must not end"):
+        exits.submit(client, value=1.0).result(timeout=TIMEOUT)
+    assert client.run(os.getpid) == before

@@ -97,7 +97,9 @@ class ServingSchedulerPlugin(SchedulerPlugin):
     def _account(self, key: Any, message: dict[str, Any]) -> None:
         annotation = (self.scheduler.tasks[key].annotations or {}).get(ANNOTATION)
         report = (message.get("metadata") or {}).get(ANNOTATION)
-        if annotation and report:
+        # Whatever a client wrote there by hand must not stop the bridge.
+        sound = isinstance(annotation, dict) and isinstance(annotation.get("tenant"), str)
+        if sound and report:
             self.usage.completed(
                 annotation["tenant"],
                 report["load"],

@@ -60,7 +60,7 @@ class Intake:
             else:
                 found.setdefault(annotation["request"], []).append((key, annotation))
         requests = []
-        for name, tasks in found.items():
+        for name, tasks in sorted(found.items(), key=_number):
             try:
                 requests.append(self._request(name, tasks))
             except (St2iError, LookupError, TypeError, ValueError) as error:
@@ -141,6 +141,13 @@ class Intake:
         assert {key for keys in self._keys.values() for key in keys} == set(self.entries)
         assert all(self._keys.values())
         assert set(self._at) == set(self._keys)
+
+
+def _number(item: tuple[str, list[tuple[Any, dict[str, Any]]]]) -> int:
+    """The request's place in its message; annotations without one come first."""
+    _, tasks = item
+    number = tasks[0][1].get("number")
+    return number if type(number) is int else 0
 
 
 _TEXTS = ("request", "workflow", "fn", "model", "bucket")

@@ -5,7 +5,8 @@ An illegal event raises PolicyError before anything has changed.
 
 from __future__ import annotations
 
-from functools import singledispatchmethod
+from collections.abc import Callable
+from typing import Any
 
 from st2i_dask.errors import PolicyError
 
@@ -28,6 +29,24 @@ class Reactions:
         self._fleet = lifecycle.fleet
         self._charging = lifecycle.charging
         self._paths = paths
+        self._reactions: dict[type, Callable[[Any, list[Instruction]], None]] = {
+            ev.ExecutorJoined: self._joined,
+            ev.ExecutorLeft: self._left,
+            ev.ExecutorBusy: self._busy,
+            ev.ExecutorIdle: self._idle,
+            ev.ResidencyReported: self._residency,
+            ev.RequestSubmitted: self._submitted,
+            ev.RequestClosed: self._closed,
+            ev.InvocationReady: self._ready,
+            ev.InvocationUnready: self._unready,
+            ev.Completed: self._completed,
+            ev.Failed: self._failed,
+            ev.Lost: self._lost,
+            ev.Cancelled: self._cancelled,
+            ev.Drained: self._drained,
+            ev.Skipped: self._skipped,
+            ev.SettingsChanged: self._settings,
+        }
 
     def refusal(self, tenant: str, requests: int = 1) -> str | None:
         """Why that many more requests of this tenant would be refused now; None: they would not."""
@@ -43,18 +62,15 @@ class Reactions:
     def handle(self, event: ev.Event) -> list[Instruction]:
         """Take in an event. What running tasks must be told at once, usually nothing."""
         instructions: list[Instruction] = []
-        self._handle(event, instructions)
+        react = self._reactions.get(type(event))
+        if react is None:
+            raise PolicyError(f"{event!r} is not an event; see scheduler_plugin/events.py for all")
+        react(event, instructions)
         return instructions
 
-    @singledispatchmethod
-    def _handle(self, event: object, out: list[Instruction]) -> None:
-        raise PolicyError(f"{event!r} is not an event; see scheduler_plugin/events.py for all")
-
-    @_handle.register
     def _joined(self, event: ev.ExecutorJoined, out: list[Instruction]) -> None:
         self._fleet.join(event.executor, event.missing, event.free_bytes)
 
-    @_handle.register
     def _left(self, event: ev.ExecutorLeft, out: list[Instruction]) -> None:
         self._fleet.known(event.executor)
         invocation = self._fleet.running.get(event.executor)
@@ -64,24 +80,20 @@ class Reactions:
             self._lifecycle.end_draining(event.executor, None, event.now)
         self._fleet.leave(event.executor)
 
-    @_handle.register
     def _busy(self, event: ev.ExecutorBusy, out: list[Instruction]) -> None:
         self._fleet.known(event.executor)
         self._fleet.set_plain(event.executor, True)
 
-    @_handle.register
     def _idle(self, event: ev.ExecutorIdle, out: list[Instruction]) -> None:
         self._fleet.known(event.executor)
         self._fleet.set_plain(event.executor, False)
         if event.executor in self._fleet.draining:
             self._lifecycle.end_draining(event.executor, None, event.now)
 
-    @_handle.register
     def _residency(self, event: ev.ResidencyReported, out: list[Instruction]) -> None:
         self._fleet.known(event.executor)
         self._fleet.placement.report(event.executor, event.missing, event.free_bytes)
 
-    @_handle.register
     def _submitted(self, event: ev.RequestSubmitted, out: list[Instruction]) -> None:
         if event.request in self._book.requests:
             raise PolicyError(
@@ -94,7 +106,6 @@ class Reactions:
         outline = self._paths.hold(event.outline)
         self._book.submit(event.request, event.tenant, outline, event.now)
 
-    @_handle.register
     def _closed(self, event: ev.RequestClosed, out: list[Instruction]) -> None:
         request = self._book.request(event.request)
         for invocation in list(request.invocations.values()):
@@ -103,7 +114,6 @@ class Reactions:
         self._paths.release(request.outline)
         self._lifecycle.settle_activity(request.tenant)
 
-    @_handle.register
     def _ready(self, event: ev.InvocationReady, out: list[Instruction]) -> None:
         book = self._book
         request = book.request(event.request)
@@ -152,7 +162,6 @@ class Reactions:
             book.move(request, position, to)
         self._lifecycle.gates(request, position)
 
-    @_handle.register
     def _unready(self, event: ev.InvocationUnready, out: list[Instruction]) -> None:
         invocation = self._book.invocation(event.key)
         request, position = invocation.request, invocation.position
@@ -160,7 +169,6 @@ class Reactions:
             raise self._book.illegal(request, position, State.BLOCKED)
         self._lifecycle.dequeue(invocation, State.BLOCKED)
 
-    @_handle.register
     def _completed(self, event: ev.Completed, out: list[Instruction]) -> None:
         to = State.DONE if event.finished else State.BLOCKED
         invocation = self._running_invocation(event.key, to)
@@ -179,7 +187,6 @@ class Reactions:
         self._lifecycle.end(invocation, event.used, to, event, out, steps=event.steps)
         self._charging.learn(run, event)
 
-    @_handle.register
     def _failed(self, event: ev.Failed, out: list[Instruction]) -> None:
         invocation = self._running_invocation(event.key, State.DEAD)
         request = invocation.request
@@ -192,18 +199,15 @@ class Reactions:
                 self._lifecycle.dequeue(request.invocations[position], State.DEAD)
         self._lifecycle.settle_activity(request.tenant)
 
-    @_handle.register
     def _lost(self, event: ev.Lost, out: list[Instruction]) -> None:
         invocation = self._running_invocation(event.key, State.BLOCKED)
         self._lifecycle.end(invocation, event.used, State.BLOCKED, event, out)
 
-    @_handle.register
     def _cancelled(self, event: ev.Cancelled, out: list[Instruction]) -> None:
         invocation = self._book.invocation(event.key)
         self._lifecycle.cancel(invocation, event, out, stopped=event.stopped)
         self._lifecycle.settle_activity(invocation.request.tenant)
 
-    @_handle.register
     def _drained(self, event: ev.Drained, out: list[Instruction]) -> None:
         if event.executor not in self._fleet.draining:
             raise PolicyError(
@@ -212,7 +216,6 @@ class Reactions:
             )
         self._lifecycle.end_draining(event.executor, event.used, event.now)
 
-    @_handle.register
     def _skipped(self, event: ev.Skipped, out: list[Instruction]) -> None:
         request = self._book.request(event.request)
         for position in event.positions:
@@ -235,7 +238,6 @@ class Reactions:
             self._lifecycle.gates(request, position)
         self._lifecycle.settle_activity(request.tenant)
 
-    @_handle.register
     def _settings(self, event: ev.SettingsChanged, out: list[Instruction]) -> None:
         self.settings = event.settings
         self._charging.set_settings(event.settings)

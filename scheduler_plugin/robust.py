@@ -11,11 +11,13 @@ class RobustSeconds:
 
     The first measurement counts only until there is another: first runs include compilation, page
     faults and cold caches. Stragglers are outvoted. `value` moves in jumps of at least `STEP` of
-    itself, so that whoever derives something from it need not follow every tremor.
+    itself and `FLOOR_S` seconds, so that whoever derives something from it need not follow every
+    tremor.
     """
 
     WINDOW = 15
     STEP = 0.02
+    FLOOR_S = 0.0005
 
     __slots__ = ("_recent", "count", "value")
 
@@ -33,7 +35,7 @@ class RobustSeconds:
         if len(self._recent) > self.WINDOW:
             del self._recent[0]
         median = self._median()
-        if self.count > 1 and abs(median - self.value) <= self.STEP * self.value:
+        if self.count > 1 and abs(median - self.value) <= max(self.STEP * self.value, self.FLOOR_S):
             return False
         moved = self.count == 1 or median != self.value
         self.value = median

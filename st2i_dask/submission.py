@@ -29,9 +29,11 @@ def submit_requests(client: Client, requests: Sequence[Request]) -> list[Future]
         raise LimitError("; ".join(refused.values()))
     tasks: dict[str, Any] = {}
     annotations: dict[str, dict[str, Any]] = {}
-    for request in requests:
+    for number, request in enumerate(requests):
         tasks.update(request.tasks)
-        annotations.update(request.annotations)
+        # Dask keeps no order within a message: the first request goes first because it says so.
+        for key, annotation in request.annotations.items():
+            annotations[key] = {**annotation, "number": number}
     # The scheduler calls an annotation's value with each key.
     with dask.annotate(**{ANNOTATION: annotations.get}):
         futures: list[Future] = client.get(tasks, [r.key for r in requests], sync=False)

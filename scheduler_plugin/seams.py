@@ -4,8 +4,8 @@ Dask promises none of these internals, so they are checked before anything is ch
 when the plugin goes:
 
 1. `_TRANSITIONS_TABLE`: transitions of ModelFn tasks (waiting -> processing becomes waiting ->
-   queued; waiting -> queued; queued -> processing; processing -> memory for steps that were computed
-   ahead). Every other task takes Dask's own functions.
+   queued; waiting -> queued; queued -> processing). Steps that were computed ahead go from waiting
+   through processing to memory at once. Every other task takes Dask's own functions.
 2. `queued`: Dask's heap with the ModelFn tasks beside it, so that `ts in scheduler.queued` stays true.
 3. `stimulus_queue_slots_maybe_opened`, which Dask calls whenever a slot may have opened: our round of
    decisions, Dask's own for its heap, and ours again for what that has left.
@@ -131,9 +131,17 @@ class Seams:
     # -- what Dask calls ---------------------------------------------------------------------------
 
     def _waiting_processing(self, scheduler: Any, key: Any, stimulus_id: str) -> Any:
-        if self._owner.owns(scheduler.tasks[key]):
+        ts = scheduler.tasks[key]
+        if not self._owner.owns(ts):
+            return self._table["waiting", "processing"](scheduler, key, stimulus_id)
+        worker = self._owner.computed_on(ts)
+        if worker is None:
             return {key: "queued"}, {}, {}
-        return self._table["waiting", "processing"](scheduler, key, stimulus_id)
+        # The result is there: through `processing` into memory, and nothing to send.
+        recommendations, to_clients, _ = scheduler._add_to_processing(
+            ts, worker, stimulus_id=stimulus_id
+        )
+        return {**recommendations, key: "memory"}, to_clients, {}
 
     def _waiting_queued(self, scheduler: Any, key: Any, stimulus_id: str) -> Any:
         ts = scheduler.tasks[key]
@@ -143,8 +151,6 @@ class Seams:
             scheduler._validate_ready(ts)
         ts.state = "queued"
         scheduler.queued.add(ts)
-        if self._owner.computed_on(ts) is not None:
-            return {key: "processing"}, {}, {}
         self._owner.ready(ts, stimulus_id)
         self.arm()
         return {}, {}, {}
@@ -153,14 +159,6 @@ class Seams:
         ts = scheduler.tasks[key]
         if not self._owner.owns(ts):
             return self._table["queued", "processing"](scheduler, key, stimulus_id)
-        worker = self._owner.computed_on(ts)
-        if worker is not None:
-            # The result is there: through `processing` into memory, and nothing to send.
-            scheduler.queued.discard(ts)
-            recommendations, to_clients, _ = scheduler._add_to_processing(
-                ts, worker, stimulus_id=stimulus_id
-            )
-            return {**recommendations, key: "memory"}, to_clients, {}
         worker = self._owner.place(ts)
         if worker is None:
             return {}, {}, {}

@@ -179,6 +179,19 @@ class Bridge:
     def owns(self, ts: Any) -> bool:
         return ts.key in self.intake.entries
 
+    def needs_again(self, ts: Any) -> list[Any]:
+        """Producers of callback inputs that have run and whose results Dask has let go since.
+
+        Nothing but this task would have them made again, and Dask knows no edge to it: the callback
+        edge becomes an ordinary one.
+        """
+        return [
+            self.scheduler.tasks[key]
+            for key in self._producers(ts)
+            if self.policy.state(key) is State.DONE
+            and self.scheduler.tasks[key].state == "released"
+        ]
+
     def ready(self, ts: Any, stimulus_id: str) -> None:
         entry = self.intake.entries[ts.key]
         total = 0
@@ -291,16 +304,22 @@ class Bridge:
 
     def _name_producers(self, ts: Any) -> None:
         """Tell the worker where the task's callback inputs are made: in its annotation."""
-        annotation = ts.annotations[ANNOTATION]
-        if not annotation["callbacks"]:
+        keys = self._producers(ts)
+        if not keys:
             return
         producers = {}
-        for key in self.intake.keys_at(ts.key, annotation["callbacks"]):
+        for key in keys:
             producer = self.scheduler.tasks[key]
             holders = [producer.processing_on] if producer.processing_on else producer.who_has or ()
             for holder in list(holders)[:1]:
                 producers[key] = holder.address
-        ts.annotations = {**ts.annotations, ANNOTATION: {**annotation, "producers": producers}}
+        annotation = {**ts.annotations[ANNOTATION], "producers": producers}
+        ts.annotations = {**ts.annotations, ANNOTATION: annotation}
+
+    def _producers(self, ts: Any) -> list[Any]:
+        """Keys of the tasks that make the task's callback inputs."""
+        positions = ts.annotations[ANNOTATION]["callbacks"]
+        return self.intake.keys_at(ts.key, positions) if positions else []
 
     def _fused(self, decision: Dispatch, ts: Any) -> Any:
         keys = self.intake.keys_from(ts.key, decision.steps)

@@ -5,7 +5,8 @@ when the plugin goes:
 
 1. `_TRANSITIONS_TABLE`: transitions of ModelFn tasks (waiting -> processing becomes waiting ->
    queued; waiting -> queued; queued -> processing). Steps that were computed ahead go from waiting
-   through processing to memory at once. Every other task takes Dask's own functions.
+   through processing to memory at once. A task that is to run again may first get more dependencies.
+   Every other task takes Dask's own functions.
 2. `queued`: Dask's heap with the ModelFn tasks beside it, so that `ts in scheduler.queued` stays true.
 3. `stimulus_queue_slots_maybe_opened`, which Dask calls whenever a slot may have opened: our round of
    decisions, Dask's own for its heap, and ours again for what that has left.
@@ -32,6 +33,10 @@ class Owner(Protocol):
 
     def owns(self, ts: Any) -> bool:
         """Whether the task is a ModelFn that the policy dispatches."""
+        ...
+
+    def needs_again(self, ts: Any) -> list[Any]:
+        """Tasks that a task about to wait for its inputs must wait for beside them."""
         ...
 
     def ready(self, ts: Any, stimulus_id: str) -> None:
@@ -85,6 +90,7 @@ class Seams:
         self._table = scheduler._TRANSITIONS_TABLE
         scheduler._TRANSITIONS_TABLE = {
             **self._table,
+            ("released", "waiting"): self._released_waiting,
             ("waiting", "processing"): self._waiting_processing,
             ("waiting", "queued"): self._waiting_queued,
             ("queued", "processing"): self._queued_processing,
@@ -129,6 +135,13 @@ class Seams:
         return bool(ts.state == "processing")
 
     # -- what Dask calls ---------------------------------------------------------------------------
+
+    def _released_waiting(self, scheduler: Any, key: Any, stimulus_id: str) -> Any:
+        ts = scheduler.tasks[key]
+        if self._owner.owns(ts):
+            for needed in self._owner.needs_again(ts):
+                ts.add_dependency(needed)
+        return self._table["released", "waiting"](scheduler, key, stimulus_id)
 
     def _waiting_processing(self, scheduler: Any, key: Any, stimulus_id: str) -> Any:
         ts = scheduler.tasks[key]
@@ -306,6 +319,7 @@ def check(scheduler: Any) -> None:
     problems += [
         f"no transition {start} -> {finish}"
         for start, finish in (
+            ("released", "waiting"),
             ("waiting", "processing"),
             ("waiting", "queued"),
             ("queued", "processing"),

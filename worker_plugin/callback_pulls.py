@@ -29,7 +29,8 @@ class CallbackPulls:
 
     def __init__(self, worker: Any):
         self._worker = worker
-        self._waiting: dict[tuple[str, str], asyncio.Event] = {}
+        # Set once the producer is lost. By consumer (while it runs) and producer.
+        self._lost: dict[str, dict[str, asyncio.Event]] = {}
 
     def start(self) -> None:
         self._worker.handlers["st2i_await"] = self._await_result
@@ -50,6 +51,10 @@ class CallbackPulls:
 
         return fetched
 
+    def over(self, consumer: str) -> None:
+        """The consumer's run has ended."""
+        self._lost.pop(consumer, None)
+
     # -- consumer ----------------------------------------------------------------------------------
 
     async def _pull(self, consumer: str, producer: str) -> TaskOutputs:
@@ -60,7 +65,7 @@ class CallbackPulls:
             raise ProducerLostError(
                 f"callback input {producer!r} of {consumer!r} has no producer; it runs again"
             )
-        lost = self._waiting.setdefault((consumer, producer), asyncio.Event())
+        lost = self._loss(consumer, producer)
         pull = asyncio.ensure_future(self._pull_from(address, producer))
         told = asyncio.ensure_future(lost.wait())
         try:
@@ -72,7 +77,6 @@ class CallbackPulls:
             why = "is lost" if told.done() else f"gave nothing for {WAIT_SECONDS:g} s"
             raise ProducerLostError(f"callback input {producer!r} of {consumer!r} {why}")
         finally:
-            self._waiting.pop((consumer, producer), None)
             for waiter in (pull, told):
                 waiter.cancel()
 
@@ -102,11 +106,19 @@ class CallbackPulls:
                 return outputs
             await asyncio.sleep(_BUSY_SECONDS)
 
+    def _loss(self, consumer: str, producer: str) -> asyncio.Event:
+        return self._lost.setdefault(consumer, {}).setdefault(producer, asyncio.Event())
+
     def _unblock(self, key: str, producer: str, **message: Any) -> None:
-        """Stream message from the scheduler: that producer will not deliver."""
-        waiting = self._waiting.get((key, producer))
-        if waiting is not None:
-            waiting.set()
+        """Stream message from the scheduler: that producer will not deliver.
+
+        Kept for a consumer that has not touched the input yet: it would ask a worker that is gone.
+        """
+        tasks = self._worker.state.tasks
+        for gone in [consumer for consumer in self._lost if consumer not in tasks]:
+            del self._lost[gone]
+        if key in tasks and tasks[key].state in _COMING:
+            self._loss(key, producer).set()
 
     # -- producer ----------------------------------------------------------------------------------
 

@@ -146,6 +146,7 @@ class StepRunner:
     def _over(self, key: str, seconds: Seconds, ahead: dict[str, Any]) -> None:
         """In the event loop, before Dask hears that the thread is done."""
         self._yielding.discard(key)
+        self._pulls.over(key)
         if self._unwanted(key):
             # Cancelled meanwhile: Dask tells the scheduler nothing, which waits for the executor.
             self._tell_ended(key, seconds)

@@ -7,6 +7,7 @@ import signal
 import time
 
 import dask
+import numpy as np
 import pytest
 from distributed import Client
 
@@ -147,6 +148,65 @@ def test_a_killed_worker_is_no_deadlock(two):
     assert [f.result(timeout=TIMEOUT)[0] for f in futures] == [
         expected(float(v), 4) for v in range(3)
     ]
+    two.wait_for_workers(2, timeout=TIMEOUT)
+
+
+class Scale(st2i.ModelFn):
+    """The producer: a single number, so that nothing is drawn to where it lies."""
+
+    def setup_io(self):
+        self.add_input("value")
+        self.add_output("factors")
+
+    def execute(self, model_components, value):
+        return {"factors": [float(value[0]) + 1]}
+
+
+class Scaled(st2i.ModelFn):
+    """Its result is large: what comes next runs where it lies."""
+
+    def setup_io(self):
+        self.add_input("value")
+        self.add_input("factors", callback=True)
+        self.add_output("scaled")
+
+    def execute(self, model_components, value, factors):
+        return {"scaled": value * factors[0]}
+
+
+class SlowSum(st2i.ModelFn):
+    def setup_io(self):
+        self.add_input("value")
+        self.add_output("sum")
+
+    def execute(self, model_components, value):
+        time.sleep(1.5)
+        return {"sum": float(value.sum())}
+
+
+def test_a_consumer_runs_again_when_its_producers_result_is_let_go(two):
+    """The last consumer is lost, the producer of the one before it was done with long ago."""
+
+    @st2i.workflow(name="test-callbacks-rerun", replace=True)
+    def scaled(value: object):
+        for _ in range(2):
+            value = Scaled()(value, Scale()(value))
+        return SlowSum()(value)
+
+    future = scaled.submit(two, value=np.ones(100_000))
+    deadline = time.monotonic() + TIMEOUT
+    while not (where := [w for w, keys in two.processing().items() if "SlowSum" in str(keys)]):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    states = two.run_on_scheduler(
+        lambda dask_scheduler: {
+            k.rsplit("-", 1)[0]: t.state for k, t in dask_scheduler.tasks.items()
+        }
+    )
+    assert states["Scale-000"] == states["Scaled-001"] == "released"
+    assert states["Scale-002"] == "memory"
+    os.kill(two.run(os.getpid, workers=where)[where[0]], signal.SIGKILL)
+    assert future.result(timeout=TIMEOUT) == 100_000 * 2 * 3
     two.wait_for_workers(2, timeout=TIMEOUT)
 
 

@@ -112,8 +112,11 @@ class Bridge:
             self._run_over(key, finish, stimulus_id, message)
         elif finish == "erred" or (finish == "released" and not self._wanted(key)):
             # It will not run: something before or after it failed, or the request is cancelled.
-            where = entry.request, (entry.position,)
-            self._tell(ev.Skipped(self._clock(), *where, stimulus_id=stimulus_id))
+            skipped = entry.request, (entry.position,)
+            self._tell(ev.Skipped(self._clock(), *skipped, stimulus_id=stimulus_id))
+        elif start == "memory" and finish == "released":
+            where = key, entry.request, entry.position
+            self._tell(ev.ResultLost(self._clock(), *where, stimulus_id=stimulus_id))
         elif start == "queued" and finish == "released":
             self._tell(ev.InvocationUnready(self._clock(), key, stimulus_id=stimulus_id))
         if finish == "forgotten":

@@ -243,6 +243,15 @@ class Skipped(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class ResultLost(Event):
+    """The result at this position is gone with its executor, and still wanted."""
+
+    key: str
+    request: str
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
 class SettingsChanged(Event):
     """The operator changed settings; they hold from the next decision on."""
 

@@ -71,7 +71,7 @@ class Lifecycle:
         self.charging.settle(request.tenant, run, used, event.now, steps)
         self.fleet.refresh(run.dispatch.executor)
         if to is not State.DONE:
-            self.unblock(invocation, event, out)
+            self.unblock(request, invocation.position, invocation.key, event, out)
         self.gates(request, invocation.position)
         self.settle_activity(request.tenant)
 
@@ -92,7 +92,7 @@ class Lifecycle:
             self.book.move(request, position, State.DEAD)
             self.book.drained(request.tenant, +1)
             self.fleet.draining[run.dispatch.executor] = (request.tenant, run)
-            self.unblock(invocation, event, out)
+            self.unblock(request, position, invocation.key, event, out)
             self.gates(request, position)
 
     def end_draining(self, executor: str, used: Measured | None, now: float) -> None:
@@ -103,17 +103,18 @@ class Lifecycle:
         self.fleet.refresh(executor)
         self.settle_activity(tenant)
 
-    def unblock(self, producer: Invocation, event: Event, out: list[Instruction]) -> None:
+    def unblock(
+        self, request: Request, position: int, key: str, event: Event, out: list[Instruction]
+    ) -> None:
         """Consumers that run now would wait for a producer that is gone: tell them."""
-        request = producer.request
-        for position in request.outline.consumers[producer.position]:
-            consumer = request.invocations.get(position)
+        for later in request.outline.consumers[position]:
+            consumer = request.invocations.get(later)
             if consumer is not None and consumer.run is not None:
                 out.append(
                     Unblock(
                         consumer.key,
                         consumer.run.dispatch.executor,
-                        producer.key,
+                        key,
                         stimulus_id=event.stimulus_id,
                     )
                 )

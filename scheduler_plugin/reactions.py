@@ -45,6 +45,7 @@ class Reactions:
             ev.Cancelled: self._cancelled,
             ev.Drained: self._drained,
             ev.Skipped: self._skipped,
+            ev.ResultLost: self._result_lost,
             ev.SettingsChanged: self._settings,
         }
 
@@ -118,11 +119,7 @@ class Reactions:
         book = self._book
         request = book.request(event.request)
         position = event.position
-        if not (type(position) is int and 0 <= position < len(request.outline)):
-            raise PolicyError(
-                f"{event.key!r} is at position {position!r} of request {request.name!r}; "
-                f"allowed are 0 to {len(request.outline) - 1}"
-            )
+        request.check_position(position)
         known = book.invocations.get(event.key)
         here = request.invocations.get(position)
         if known is not here:
@@ -219,11 +216,7 @@ class Reactions:
     def _skipped(self, event: ev.Skipped, out: list[Instruction]) -> None:
         request = self._book.request(event.request)
         for position in event.positions:
-            if not (type(position) is int and 0 <= position < len(request.outline)):
-                raise PolicyError(
-                    f"position {position!r} of request {request.name!r} cannot be skipped; "
-                    f"allowed are 0 to {len(request.outline) - 1}"
-                )
+            request.check_position(position)
             if request.states[position] is State.RUNNING:
                 raise PolicyError(
                     f"position {position} of request {request.name!r} is running; "
@@ -237,6 +230,16 @@ class Reactions:
                 self._book.move(request, position, State.DONE)
             self._lifecycle.gates(request, position)
         self._lifecycle.settle_activity(request.tenant)
+
+    def _result_lost(self, event: ev.ResultLost, out: list[Instruction]) -> None:
+        request, position = self._book.request(event.request), event.position
+        request.check_position(position)
+        if request.states[position] is not State.DONE:
+            raise self._book.illegal(request, position, State.BLOCKED)
+        self._charging.activate(request.tenant, event.now)
+        self._book.move(request, position, State.BLOCKED)
+        self._lifecycle.unblock(request, position, event.key, event, out)
+        self._lifecycle.gates(request, position)
 
     def _settings(self, event: ev.SettingsChanged, out: list[Instruction]) -> None:
         self.settings = event.settings

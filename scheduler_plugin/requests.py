@@ -6,12 +6,12 @@ Rules of this file:
 
             ready, producers not dispatched      producers dispatched
     BLOCKED ------------------------------> GATED ------------------> READY --> RUNNING --> DONE
-       ^                                      |                         |          |
-       +--------------------------------------+-------------------------+----------+
-                                    an input or the run was lost
+       ^                                      |                         |          |          |
+       +--------------------------------------+-------------------------+----------+----------+
+                              an input, the run or the result was lost
 
-DEAD: will not run (failed, downstream of a failure, cancelled). A DONE position becomes READY again
-when its result was lost.
+DEAD: will not run (failed, downstream of a failure, cancelled). A DONE position whose result was let
+go, and is needed again, becomes READY.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ LEGAL: dict[State, frozenset[State]] = {
     State.GATED: frozenset({State.READY, State.BLOCKED, State.DONE, State.DEAD}),
     State.READY: frozenset({State.RUNNING, State.GATED, State.BLOCKED, State.DONE, State.DEAD}),
     State.RUNNING: frozenset({State.DONE, State.BLOCKED, State.DEAD}),
-    State.DONE: frozenset({State.GATED, State.READY}),
+    State.DONE: frozenset({State.GATED, State.READY, State.BLOCKED}),
     State.DEAD: frozenset({State.GATED, State.READY}),
 }
 
@@ -92,6 +92,14 @@ class Request:
     invocations: dict[int, Invocation] = field(default_factory=dict)
     open: int = 0  # positions that still have to run
     dispatches: int = 0
+
+    def check_position(self, position: int) -> None:
+        """PolicyError unless the request has it."""
+        if not (type(position) is int and 0 <= position < len(self.outline)):
+            raise PolicyError(
+                f"request {self.name!r} has no position {position!r}; "
+                f"allowed are 0 to {len(self.outline) - 1}"
+            )
 
 
 @dataclass(slots=True)

@@ -85,6 +85,29 @@ def test_a_loss_unblocks_a_running_consumer_at_once(policy, loss):
     assert policy.handle(event) == [Unblock("k2", consumer.executor, "k1", stimulus_id="s")]
 
 
+def test_the_loss_of_a_finished_producers_result_unblocks_a_running_consumer(policy):
+    ready(policy, 0.0, CONTROL)
+    policy.next_decision(0.0)
+    consumer = policy.next_decision(0.0)
+    policy.handle(ev.Completed(0.5, "k1", USED))
+    lost = policy.handle(ev.ResultLost(0.6, "k1", "r", CONTROL, stimulus_id="s"))
+    assert lost == [Unblock("k2", consumer.executor, "k1", stimulus_id="s")]
+
+
+def test_a_consumer_does_not_run_before_a_lost_result_is_made_again(policy):
+    """Not even where it scores higher: it would take the producer's executor, for ever."""
+    policy.handle(ev.ExecutorLeft(0.0, "w2"))
+    ready(policy, 0.0, CONTROL)
+    policy.next_decision(0.0)
+    policy.handle(ev.Completed(0.5, "k1", USED))
+    assert policy.state("k2") is State.READY
+    policy.handle(ev.ResultLost(0.5, "k1", "r", CONTROL))
+    assert policy.state("k2") is State.GATED
+    assert policy.next_decision(0.5) is None
+    ready(policy, 1.0, CONTROL)
+    assert policy.next_decision(1.0).key == "k1"
+
+
 def test_after_a_loss_both_run_again(policy):
     ready(policy, 0.0, CONTROL)
     producer = policy.next_decision(0.0)

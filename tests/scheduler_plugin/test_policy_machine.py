@@ -162,6 +162,14 @@ class PolicyMachine(RuleBasedStateMachine):
         positions = [p for p, s in enumerate(request.states) if s is not State.RUNNING]
         self.tell(ev.Skipped(self.now, name, tuple(positions[:2])))
 
+    @precondition(lambda self: self.keys(State.DONE))
+    @rule(data=st.data())
+    def result_lost(self, data):
+        key = data.draw(st.sampled_from(self.keys(State.DONE)))
+        invocation = self.policy._book.invocations[key]
+        name = invocation.request.name
+        self.tell(ev.ResultLost(self.now, key, name, invocation.position))
+
     @precondition(lambda self: self.policy._fleet.draining)
     @rule(data=st.data(), used=st.none() | USED)
     def drained(self, data, used):

@@ -28,6 +28,7 @@ from .operate import load_costs, save_costs, settings, tenants
 from .parameters import Data, Static
 from .progress import progress
 from .rules import Multiple, OneOf, Prompt, Range
+from .stream import stream
 from .trace import later
 from .workflow import Workflow, workflow, workflows
 
@@ -61,6 +62,7 @@ __all__ = [
     "progress",
     "save_costs",
     "settings",
+    "stream",
     "tenants",
     "to_image",
     "workflow",

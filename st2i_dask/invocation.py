@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
-from .callback import CallbackFuture
+from .callback import CallbackFuture, Items
 from .dag import substitute
 from .errors import AttachError, OutputError
 from .outputs import TaskOutputs
 from .plan import PackedTask, unpack
+from .stream import Sink, streaming
 from .symbol import ParamRef, Ref
 from .trace import GlueNode
 
@@ -48,8 +50,27 @@ class Runner(Protocol):
         ...
 
 
+class Producer(Protocol):
+    """The task that makes callback inputs, as its consumer sees it. Waits are bounded.
+
+    Raises ProducerLostError when it is gone. Any thread.
+    """
+
+    def outputs(self) -> TaskOutputs:
+        """All its exports, once it is done."""
+        ...
+
+    def items(self, export: int) -> Items | None:
+        """One export, item by item; None: it comes in one piece."""
+        ...
+
+
 class BoundTask:
-    """A task with its inputs: everything an executor needs to run it."""
+    """A task with its inputs: everything an executor needs to run it.
+
+    open_stream: where the items of an export go that is handed over while the model runs; the
+        arguments are the export and the number of items. None: they are only collected.
+    """
 
     def __init__(
         self,
@@ -57,17 +78,22 @@ class BoundTask:
         parameters: dict[str, Any],
         about: dict[str, Any] | None,
         dependencies: Sequence[TaskOutputs],
-        producers: Sequence[Callable[[], TaskOutputs]] = (),
+        producers: Sequence[Producer] = (),
+        open_stream: Callable[[int, int], Sink] | None = None,
     ):
         self.digest = packed.plan.digest
         self.model_fn, self.plan = unpack(packed)
         self.about = about  # the result's metadata; None unless this is the final task
         self._parameters = parameters
+        self._open_stream = open_stream
         self.imports: dict[Ref, Any] = {
             ref: dependencies[source].values[export] for source, export, ref in self.plan.imports
         }
         self.callbacks: dict[Ref, CallbackFuture] = {
-            ref: CallbackFuture(_export(producers[source], export))
+            ref: CallbackFuture(
+                lambda p=producers[source], e=export: p.outputs().values[e],  # type: ignore[misc]
+                producers[source].items(export),
+            )
             for source, export, ref in self.plan.callbacks
         }
 
@@ -97,12 +123,24 @@ class BoundTask:
                 inputs = dict.fromkeys(self.model_fn.inputs)
                 inputs.update((n, substitute(tree, value)) for n, tree in node.inputs.items())
                 self._wrap_callbacks(inputs)
-                result = self.model_fn.execute(components, **inputs)
+                with streaming(partial(self._sink, node.index)):
+                    result = self.model_fn.execute(components, **inputs)
                 self._check_outputs(result)
             made[node.index] = result
         if self.plan.result is not None:
             return value(self.plan.result)
         return tuple(value(ref) for ref in self.plan.program.exports)
+
+    def _sink(self, node: int, output: str, length: int) -> Sink | None:
+        if output not in self.model_fn.outputs:
+            raise OutputError(
+                f"workflow {self.plan.workflow!r}: {self.plan.label} streams {output!r} but "
+                f"declares {sorted(self.model_fn.outputs)}; name a declared output"
+            )
+        ref, exports = Ref(node, output), self.plan.program.exports
+        if self._open_stream is None or ref not in exports:
+            return None
+        return self._open_stream(exports.index(ref), length)
 
     def _wrap_callbacks(self, inputs: dict[str, Any]) -> None:
         """A callback input is a CallbackFuture also where it happened to be an ordinary one."""
@@ -130,10 +168,6 @@ class BoundTask:
                 "return a tuple of that length"
             )
         return values
-
-
-def _export(fetch: Callable[[], TaskOutputs], export: int) -> Callable[[], Any]:
-    return lambda: fetch().values[export]
 
 
 #: Arguments of `run_invocation` before the dependencies.

@@ -7,13 +7,14 @@ gone: the scheduler says so (`st2i_unblock`), or the producer's worker does, or 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 from distributed.utils import sync
 from distributed.worker import get_data_from_worker
 
+from st2i_dask.callback import Items
 from st2i_dask.errors import ProducerLostError
+from st2i_dask.invocation import Producer
 from st2i_dask.outputs import TaskOutputs
 
 #: Longest wait for one producer, seconds. A producer runs at most one step: far less in practice.
@@ -40,16 +41,9 @@ class CallbackPulls:
         self._worker.handlers.pop("st2i_await", None)
         self._worker.stream_handlers.pop("st2i_unblock", None)
 
-    def fetch(self, consumer: str, producer: str) -> Callable[[], TaskOutputs]:
-        """A function for the consumer's thread that returns the producer's outputs."""
-
-        def fetched() -> TaskOutputs:
-            outputs: TaskOutputs = sync(
-                self._worker.loop, self._pull, consumer, producer, callback_timeout=WAIT_SECONDS + 5
-            )
-            return outputs
-
-        return fetched
+    def producer(self, consumer: str, producer: str) -> Producer:
+        """The producer of a callback input, for the consumer's thread."""
+        return _Producer(self, consumer, producer)
 
     def over(self, consumer: str) -> None:
         """The consumer's run has ended."""
@@ -132,6 +126,21 @@ class CallbackPulls:
                 return False
             await asyncio.sleep(_LOOK_SECONDS)
         return True
+
+
+class _Producer:
+    def __init__(self, pulls: CallbackPulls, consumer: str, producer: str):
+        self._pulls, self._keys = pulls, (consumer, producer)
+
+    def outputs(self) -> TaskOutputs:
+        pulls = self._pulls
+        outputs: TaskOutputs = sync(
+            pulls._worker.loop, pulls._pull, *self._keys, callback_timeout=WAIT_SECONDS + 5
+        )
+        return outputs
+
+    def items(self, export: int) -> Items | None:
+        return None
 
 
 # States of a task in Dask's worker from which it may still get into memory here.

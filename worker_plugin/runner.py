@@ -65,7 +65,7 @@ class StepRunner:
                         call.parameters,
                         call.about,
                         [values[name] for name in call.dependencies],
-                        [self._pulls.fetch(key, producer) for producer in call.callbacks],
+                        [self._pulls.producer(key, producer) for producer in call.callbacks],
                     )
                     result, seconds = self._executor.run(task)
                 except ProducerLostError as error:

@@ -6,16 +6,22 @@ INSTALLED := $(VENV)/.installed
 
 export HF_HUB_OFFLINE = 1
 
-.PHONY: demo test slow lint clean
+.PHONY: demo test slow native lint clean
 
 demo: $(INSTALLED)
 	$(BIN)/st2i demo --out st2i-demo
 
-test: lint
+test: lint native
 	$(BIN)/python -m pytest
 
 slow: $(INSTALLED)
 	$(BIN)/python -m pytest -m slow
+
+# The C++ core under sanitizers.
+native:
+	cmake -S csrc/tests -B build/native
+	cmake --build build/native --parallel 2
+	cd build/native && ctest --output-on-failure
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

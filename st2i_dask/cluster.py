@@ -22,16 +22,27 @@ _PIXEL_PACKAGES = ("torch", "diffusers", "transformers")
 
 _DEVICE = re.compile(r"cpu|cuda(:\d+)?")
 
+#: Allocators of the arena; the first is the default.
+ALLOCATORS = ("best_fit", "buddy")
+
 _attached: weakref.WeakSet[Client] = weakref.WeakSet()
 
 
 def attach(
-    client: Client, *, model_bytes: int | str | None = None, device: str | None = None
+    client: Client,
+    *,
+    model_bytes: int | str | None = None,
+    arena_bytes: int | str | None = None,
+    allocator: str | None = None,
+    device: str | None = None,
 ) -> None:
     """Make the client's cluster serve workflows. Idempotent; `submit` calls it when needed.
 
     model_bytes: budget of each worker for loaded models ("8 GiB" or bytes). Default: half of the
         worker's memory limit, or 80 % of its CUDA device.
+    arena_bytes: size of each worker's arena, where tensors wait for who needs them. Default: an
+        eighth of the worker's memory limit, at most 1 GiB. Memory is taken as it is used.
+    allocator: of the arena: "best_fit" (default) or "buddy".
     device: torch device of the workers. Default: CUDA where there is one.
 
     Without options, a cluster that is attached already keeps its settings; with options, workers
@@ -45,21 +56,34 @@ def attach(
         raise AttachError("attach needs a synchronous Client; use Client(..., asynchronous=False)")
     if client.status != "running":
         raise AttachError(f"the client is {client.status}; connect a new distributed.Client")
-    budget = _budget(model_bytes)
+    budget = _size("model_bytes", model_bytes)
+    arena = _size("arena_bytes", arena_bytes)
+    if allocator not in (None, *ALLOCATORS):
+        raise AttachError(
+            f"allocator={allocator!r} is not known; use {' or '.join(map(repr, ALLOCATORS))}"
+        )
     if device is not None and not _DEVICE.fullmatch(device):
         raise AttachError(f"device={device!r} is not known; use 'cpu', 'cuda' or 'cuda:N'")
-    configured = budget is not None or device is not None
+    configured = any(option is not None for option in (budget, arena, allocator, device))
     if client in _attached and not configured:
         return
     _check_versions(client)
     if device is not None and device != "cpu":
         _check_device(client, device)
+    if arena is not None:
+        _check_arena(client, arena)
 
     from scheduler_plugin.plugin import ServingSchedulerPlugin
     from worker_plugin.plugin import ServingPlugin
 
     client.register_plugin(ServingSchedulerPlugin())
-    plugin = ServingPlugin(model_bytes=budget, device=device, expected=version("st2i_dask"))
+    plugin = ServingPlugin(
+        model_bytes=budget,
+        arena_bytes=arena,
+        allocator=allocator or ALLOCATORS[0],
+        device=device,
+        expected=version("st2i_dask"),
+    )
     plugin.idempotent = not configured
     results = client.register_plugin(plugin)
     for address, result in (results or {}).items():
@@ -85,18 +109,16 @@ def local_cluster(n_workers: int = 2, **options: Any) -> LocalCluster:
     )
 
 
-def _budget(model_bytes: int | str | None) -> int | None:
-    if model_bytes is None:
+def _size(name: str, size: int | str | None) -> int | None:
+    if size is None:
         return None
     try:
-        budget = int(parse_bytes(model_bytes))
+        nbytes = int(parse_bytes(size))
     except (ValueError, TypeError):
-        budget = 0
-    if budget <= 0:
-        raise AttachError(
-            f"model_bytes={model_bytes!r} is not a positive size; write for example '8 GiB'"
-        )
-    return budget
+        nbytes = 0
+    if nbytes <= 0:
+        raise AttachError(f"{name}={size!r} is not a positive size; write for example '8 GiB'")
+    return nbytes
 
 
 def _check_versions(client: Client) -> None:
@@ -144,6 +166,23 @@ def _device_problem(device: str) -> str | None:
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return None
+
+
+def _check_arena(client: Client, nbytes: int) -> None:
+    """Between what a tensor takes and what a worker has."""
+    smallest = 64 << 10
+    for worker, limit in client.run(_by_value(_memory)).items():
+        if not smallest <= nbytes <= limit:
+            raise AttachError(
+                f"arena_bytes={nbytes:,} on worker {worker}; an arena has {smallest:,} bytes (one "
+                f"tensor) to {limit:,} bytes (the worker's memory limit); leave it out for the default"
+            )
+
+
+def _memory(dask_worker: Any) -> int:
+    import psutil
+
+    return int(dask_worker.memory_manager.memory_limit or psutil.virtual_memory().total)
 
 
 def _versions() -> dict[str, str | None]:

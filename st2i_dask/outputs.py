@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import pickle
 import sys
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import cloudpickle
@@ -17,20 +20,56 @@ import numpy as np
 from .errors import OutputError
 
 
+class PackedTensor(ABC):
+    """A tensor as it travels: picklable, and a tensor again where it arrives."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def unpack(self) -> Any:
+        """The tensor. OSError when its bytes cannot be had any more."""
+
+
+#: How the tensors of outputs that are pickled in this context travel; None: as their bytes.
+_packing: ContextVar[Callable[[Any], PackedTensor | None] | None] = ContextVar(
+    "st2i-packing", default=None
+)
+
+
+@contextmanager
+def packing(pack: Callable[[Any], PackedTensor | None] | None) -> Iterator[None]:
+    """Outputs pickled in the body send what `pack(tensor)` returns; None: the tensor's bytes."""
+    token = _packing.set(pack)
+    try:
+        yield
+    finally:
+        _packing.reset(token)
+
+
 class TaskOutputs:
-    """Exported values of one task. `values[i]` belongs to `TaskProgram.exports[i]`."""
+    """Exported values of one task. `values[i]` belongs to `TaskProgram.exports[i]`.
 
-    __slots__ = ("values",)
+    lost: why these outputs arrived without their values; None for all that are sound. Never left in
+    a worker's memory. held: what must live as long as they do where they were made; does not travel.
+    """
 
-    def __init__(self, values: tuple[Any, ...]):
+    __slots__ = ("held", "lost", "values")
+
+    def __init__(self, values: tuple[Any, ...], lost: str | None = None):
         self.values = values
+        self.lost = lost
+        self.held: Any = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return TaskOutputs._restore, (_map_tensors(self.values, _PackedTensor.pack),)
+        return TaskOutputs._restore, (map_values(self.values, is_plain_tensor, _pack),)
 
     @staticmethod
     def _restore(values: tuple[Any, ...]) -> TaskOutputs:
-        return TaskOutputs(_map_packed(values))
+        try:
+            return TaskOutputs(map_values(values, _is_packed, lambda packed: packed.unpack()))
+        except OSError as error:
+            # Dask would take it for a failed task; who asked for it looks at `lost` instead.
+            return TaskOutputs((), str(error) or type(error).__name__)
 
     def __sizeof__(self) -> int:
         """Bytes, tensors included: what Dask weighs for placement and spilling."""
@@ -59,8 +98,8 @@ def _try_pickle(value: Any) -> None:
         cloudpickle.dumps(value, protocol=5, buffer_callback=lambda buffer: None)
 
 
-class _PackedTensor:
-    """A CPU tensor as dtype name, shape, strides and raw bytes.
+class _TensorBytes(PackedTensor):
+    """A tensor as dtype name, shape, strides and raw bytes.
 
     Strides are kept (channels last, a transposed matrix): kernels choose their order of summation by
     them, so a result must not depend on whether a tensor has travelled. Gaps and repetitions of a
@@ -73,23 +112,13 @@ class _PackedTensor:
         self.dtype, self.shape, self.stride, self.raw = dtype, shape, stride, raw
 
     @classmethod
-    def pack(cls, tensor: Any) -> _PackedTensor:
+    def pack(cls, tensor: Any) -> _TensorBytes:
         import torch
 
-        tensor = tensor.detach().resolve_conj().resolve_neg()
-        in_memory = cls._as_it_lies(tensor)
-        if not in_memory.is_contiguous():
-            tensor = tensor.clone()
-            in_memory = cls._as_it_lies(tensor)
-        flat = in_memory.as_strided((in_memory.numel(),), (1,))
+        tensor = dense(tensor.detach().to("cpu"))
+        flat = tensor.as_strided((tensor.numel(),), (1,))
         raw = flat.view(torch.uint8).numpy() if flat.numel() else np.empty(0, np.uint8)
-        name = str(tensor.dtype).removeprefix("torch.")
-        return cls(name, tuple(tensor.shape), tensor.stride(), raw)
-
-    @staticmethod
-    def _as_it_lies(tensor: Any) -> Any:
-        """The tensor with its dimensions from the widest stride to the narrowest."""
-        return tensor.permute(sorted(range(tensor.ndim), key=tensor.stride, reverse=True))
+        return cls(dtype_name(tensor), tuple(tensor.shape), tensor.stride(), raw)
 
     def unpack(self) -> Any:
         import torch
@@ -108,7 +137,19 @@ class _PackedTensor:
         return aligned.view(dtype).as_strided(self.shape, self.stride)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _PackedTensor, (self.dtype, self.shape, self.stride, self.raw)
+        return _TensorBytes, (self.dtype, self.shape, self.stride, self.raw)
+
+
+def dense(tensor: Any) -> Any:
+    """The tensor, or a copy with the same strides order, whose elements fill their memory without
+    gaps or repetitions, and without lazy conjugation or negation."""
+    tensor = tensor.resolve_conj().resolve_neg()
+    widest_first = sorted(range(tensor.ndim), key=tensor.stride, reverse=True)
+    return tensor if tensor.permute(widest_first).is_contiguous() else tensor.clone()
+
+
+def dtype_name(tensor: Any) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def is_tensor(value: Any) -> bool:
@@ -128,19 +169,21 @@ def map_values(tree: Any, leaf: Callable[[Any], bool], function: Callable[[Any],
     return tree
 
 
-def _map_tensors(tree: Any, function: Any) -> Any:
-    return map_values(tree, _is_plain_tensor, function)
+def _pack(tensor: Any) -> PackedTensor:
+    pack = _packing.get()
+    return (pack(tensor) if pack is not None else None) or _TensorBytes.pack(tensor)
 
 
-def _is_plain_tensor(value: Any) -> bool:
-    # Subclasses (parameters, quantised tensors) keep their own pickling.
+def is_plain_tensor(value: Any) -> bool:
+    """Whether `value` is a strided tensor and nothing more: subclasses (parameters, quantised
+    tensors) keep their own pickling."""
     if not is_tensor(value) or value.layout != sys.modules["torch"].strided or value.is_quantized:
         return False
-    return type(value) is sys.modules["torch"].Tensor and value.device.type == "cpu"
+    return type(value) is sys.modules["torch"].Tensor
 
 
-def _map_packed(tree: Any) -> Any:
-    return map_values(tree, lambda x: isinstance(x, _PackedTensor), _PackedTensor.unpack)
+def _is_packed(value: Any) -> bool:
+    return isinstance(value, PackedTensor)
 
 
 def _nbytes(value: Any) -> int:

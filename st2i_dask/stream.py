@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any, Protocol
 
 from .errors import OutputError
@@ -18,10 +18,13 @@ class Sink(Protocol):
         ...
 
 
-#: Opens the sink of an output (by name, with its length) of the invocation that runs in this context;
+#: Opens the sink of an output (by name, with its length) of the invocation that runs in this thread;
 #: None: nobody listens.
 Opener = Callable[[str, int], Sink | None]
-_opener: ContextVar[Opener | None] = ContextVar("st2i-streams", default=None)
+
+# Not a ContextVar: event loops keep copies of the context of whoever calls them, and with it what an
+# opener refers to, for as long as a connection lives.
+_thread = threading.local()
 
 
 class OutputStream:
@@ -54,15 +57,16 @@ def stream(output: str, length: int) -> OutputStream:
         raise OutputError(
             f"st2i.stream({output!r}, {length!r}): the length must be a whole number >= 1"
         )
-    opener = _opener.get()
+    opener: Opener | None = getattr(_thread, "opener", None)
     return OutputStream(output, length, opener(output, length) if opener is not None else None)
 
 
 @contextmanager
 def streaming(opener: Opener) -> Iterator[None]:
-    """While the body runs, `stream` opens its sinks with `opener`."""
-    token = _opener.set(opener)
+    """While the body runs in this thread, `stream` opens its sinks with `opener`."""
+    before = getattr(_thread, "opener", None)
+    _thread.opener = opener
     try:
         yield
     finally:
-        _opener.reset(token)
+        _thread.opener = before

@@ -15,6 +15,7 @@ from st2i_dask.invocation import BoundTask
 from st2i_dask.outputs import TaskOutputs, is_tensor, map_values
 
 from .model_cache import ModelCache
+from .tensor_store import TensorStore
 
 
 class Seconds(NamedTuple):
@@ -26,15 +27,16 @@ class Seconds(NamedTuple):
 
 
 class CacheExecutor:
-    """Whole models in an LRU cache; tensors pass through Dask as host memory.
+    """Whole models in an LRU cache; what tasks hand on goes into the tensor store.
 
-    device: a torch device name. On a CUDA device inputs are copied in and exports copied out.
-    Thread-safe; Dask calls it from its task threads.
+    device: a torch device name. Inputs that lie elsewhere (in an arena in host memory) are copied
+    to it. Thread-safe; Dask calls it from its task threads.
     """
 
-    def __init__(self, models: ModelCache, device: str):
+    def __init__(self, models: ModelCache, device: str, store: TensorStore):
         self.models = models
         self.device = device
+        self.store = store
         # Task programs whose outputs have been seen to pickle; bounded by clearing.
         self._sendable: set[str] = set()
 
@@ -76,10 +78,10 @@ class CacheExecutor:
                 result = task.evaluate(components)
             done = time.perf_counter()
             if task.plan.result is not None:
-                result = finish(map_values(result, is_tensor, _to_client), task.about or {})
+                result = finish(map_values(result, is_tensor, self._to_client), task.about or {})
                 self._check_sendable(task, TaskOutputs((result,)))
             else:
-                result = TaskOutputs(map_values(result, is_tensor, _to_host))
+                result = TaskOutputs(map_values(result, is_tensor, self.store.keep))
                 self._check_sendable(task, result)
             transfer_s = here - start + time.perf_counter() - done
         return result, Seconds(load_s, done - here, transfer_s)
@@ -107,6 +109,16 @@ class CacheExecutor:
     def _to_device(self, tensor: Any) -> Any:
         return tensor.to(self.device)
 
+    def _to_client(self, tensor: Any) -> Any:
+        """In memory of its own: a client holds a result as long as it likes, not an arena's block.
+
+        Dask carries tensors as NumPy arrays, which know no bfloat16: float32 holds it exactly.
+        """
+        tensor = tensor.detach().to("cpu")
+        if str(tensor.dtype) == "torch.bfloat16":
+            return tensor.float()
+        return tensor.clone() if self.store.holds(tensor) else tensor
+
 
 def nbytes(components: Mapping[str, Any]) -> int:
     """Bytes of all tensors of modules, pipelines and bare tensors or arrays; shared ones once."""
@@ -127,16 +139,6 @@ def _tensors(part: Any) -> list[Any]:
     if hasattr(part, "parameters") and hasattr(part, "buffers"):
         return [*part.parameters(), *part.buffers()]
     return []
-
-
-def _to_host(tensor: Any) -> Any:
-    return tensor.detach().to("cpu")
-
-
-def _to_client(tensor: Any) -> Any:
-    """Dask carries tensors as NumPy arrays, which know no bfloat16: float32 holds it exactly."""
-    tensor = _to_host(tensor)
-    return tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor
 
 
 def _no_grad() -> Any:

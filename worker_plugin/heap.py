@@ -53,6 +53,11 @@ class SymmetricHeap(Protocol):
     def address(self) -> HeapAddress: ...
 
     @property
+    def device(self) -> str:
+        """torch's name of the device that its memory is on."""
+        ...
+
+    @property
     def used_bytes(self) -> int:
         """Bytes of live blocks, rounded up to the heap's granule."""
         ...
@@ -79,6 +84,23 @@ class SymmetricHeap(Protocol):
 
         False when the block is not there any more: nothing of `into` may then be used. Ready for
         use by the calling thread when it returns. OSError: the heap cannot be reached.
+        """
+        ...
+
+    def allocate_word(self) -> int | None:
+        """A signal word of 32 bits with value 0, for others to wait on; None: there is none."""
+        ...
+
+    def free_word(self, word: int) -> None: ...
+
+    def signal(self, word: int, value: int) -> None:
+        """Store the value and wake who waits. They see what was written to the heap before."""
+        ...
+
+    def wait(self, other: HeapAddress, word: int, at_least: int, timeout_s: float) -> int | None:
+        """The value of another heap's word once it is `at_least`; None after `timeout_s` seconds.
+
+        OSError: the heap cannot be reached. Its owner's death does not end the wait.
         """
         ...
 

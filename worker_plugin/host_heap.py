@@ -51,6 +51,10 @@ class HostHeap:
         return self._address
 
     @property
+    def device(self) -> str:
+        return "cpu"
+
+    @property
     def used_bytes(self) -> int:
         return self._heap.statistics()["used"]
 
@@ -92,6 +96,23 @@ class HostHeap:
             return own._copy(ticket, into)
         peer = self._peer(ticket.heap)
         return peer.get(ticket.offset, ticket.generation, ticket.nbytes, into.data_ptr())
+
+    def allocate_word(self) -> int | None:
+        try:
+            return self._heap.allocate_word()
+        except RuntimeError:  # all are in use
+            return None
+
+    def free_word(self, word: int) -> None:
+        self._heap.free_word(word)
+
+    def signal(self, word: int, value: int) -> None:
+        self._heap.signal(word, value)
+
+    def wait(self, other: HeapAddress, word: int, at_least: int, timeout_s: float) -> int | None:
+        own = _own.get(other.uuid)
+        waits = own._heap if own is not None else self._peer(other)
+        return waits.wait(word, at_least, timeout_s)
 
     def forget_lost(self) -> None:
         """Let go of heaps whose processes have ended: their memory stays taken until then."""

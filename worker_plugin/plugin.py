@@ -11,9 +11,14 @@ from distributed import WorkerPlugin
 from st2i_dask.errors import AttachError
 from st2i_dask.invocation import WORKER_PLUGIN
 
+from .arena import Arena, default_bytes
+from .callback_pulls import CallbackPulls
+from .exchange import Exchange
 from .executor import CacheExecutor
+from .host_heap import HostHeap
 from .model_cache import ModelCache
 from .runner import StepRunner
+from .tensor_store import TensorStore
 
 logger = logging.getLogger(__name__)
 
@@ -23,21 +28,37 @@ class ServingPlugin(WorkerPlugin):
 
     model_bytes: budget for loaded models in bytes; None: half of the worker's memory limit, or 80 %
         of a CUDA device's memory.
+    arena_bytes: size of the worker's arena; None: see arena.default_bytes.
+    allocator: of the arena, "best_fit" or "buddy".
     device: a torch device name; None: the first CUDA device if there is one, else the CPU.
     expected: version of st2i_dask at the client; a worker with another one refuses to serve.
     """
 
     name = WORKER_PLUGIN
 
-    def __init__(self, *, model_bytes: int | None, device: str | None, expected: str):
+    def __init__(
+        self,
+        *,
+        model_bytes: int | None,
+        arena_bytes: int | None,
+        allocator: str,
+        device: str | None,
+        expected: str,
+    ):
         self.model_bytes = model_bytes
+        self.arena_bytes = arena_bytes
+        self.allocator = allocator
         self.device = device
         self.expected = expected
         self.executor: CacheExecutor | None = None
         self.runner: StepRunner | None = None
+        self.store: TensorStore | None = None
+        self.exchange: Exchange | None = None
+        self.pulls: CallbackPulls | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "executor": None, "runner": None}
+        on_worker = ("executor", "runner", "store", "exchange", "pulls")
+        return {**self.__dict__, **dict.fromkeys(on_worker)}
 
     def setup(self, worker: Any) -> None:
         here = version("st2i_dask")
@@ -48,19 +69,37 @@ class ServingPlugin(WorkerPlugin):
             )
         device = self.device or _default_device()
         budget = self.model_bytes or _default_budget(worker, device)
-        self.executor = CacheExecutor(ModelCache(budget), device)
-        self.runner = StepRunner(worker, self.executor)
+        arena_bytes = self.arena_bytes or default_bytes(_memory_limit(worker))
+        self.store = TensorStore(Arena(HostHeap(arena_bytes, allocator=self.allocator)))
+        self.executor = CacheExecutor(ModelCache(budget), device, self.store)
+        self.exchange = Exchange(worker, self.store)
+        self.exchange.start()
+        self.pulls = CallbackPulls(worker, self.store, self.exchange)
+        self.pulls.start()
+        self.runner = StepRunner(worker, self.executor, self.pulls)
         self.runner.start()
         # Dask holds messages back for some milliseconds to batch them; a chain of short tasks
         # spends most of its time there.
         worker.batched_stream.interval = 0
-        logger.info("st2i worker: device %s, %s bytes for models", device, f"{budget:,}")
+        logger.info(
+            "st2i worker: device %s, %s bytes for models, arena of %s bytes",
+            device,
+            f"{budget:,}",
+            f"{arena_bytes:,}",
+        )
 
     def teardown(self, worker: Any) -> None:
-        if self.executor is not None and self.runner is not None:
-            self.runner.stop()
-            self.executor.models.clear()
-            self.executor = self.runner = None
+        if self.executor is None or self.runner is None:
+            return
+        assert self.exchange is not None
+        assert self.pulls is not None
+        assert self.store is not None
+        self.runner.stop()
+        self.pulls.stop()
+        self.exchange.stop()
+        self.executor.models.clear()
+        self.store.arena.heap.close()
+        self.executor = self.runner = self.pulls = self.exchange = self.store = None
 
 
 def _default_device() -> str:
@@ -79,9 +118,14 @@ def _default_budget(worker: Any, device: str) -> int:
         import torch
 
         return int(torch.cuda.get_device_properties(device).total_memory * 0.8)
+    return _memory_limit(worker) // 2
+
+
+def _memory_limit(worker: Any) -> int:
+    """The worker's own limit, or the machine's memory, bytes."""
     limit = worker.memory_manager.memory_limit
     if limit:
-        return int(limit // 2)
+        return int(limit)
     import psutil
 
-    return int(psutil.virtual_memory().total // 2)
+    return int(psutil.virtual_memory().total)

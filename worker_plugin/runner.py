@@ -12,6 +12,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from distributed import Reschedule, Status
@@ -24,6 +25,7 @@ from st2i_dask.invocation import BoundTask, Call
 
 from .callback_pulls import CallbackPulls
 from .executor import CacheExecutor, Seconds
+from .streams import OutputBoard
 
 logger = logging.getLogger(__name__)
 
@@ -40,15 +42,15 @@ _AHEAD_KEPT = 16
 class StepRunner:
     """One per worker. `run` is called from task threads, the other methods from the event loop."""
 
-    def __init__(self, worker: Any, executor: CacheExecutor):
+    def __init__(self, worker: Any, executor: CacheExecutor, pulls: CallbackPulls):
         self._worker = worker
         self._executor = executor
+        self._pulls = pulls
         self._yielding: set[str] = set()
         self._watched: set[str] = set()  # taken back; the scheduler waits to hear of their end
         self._ahead: OrderedDict[str, list[str]] = OrderedDict()  # kept by the last few runs
         self._reported: tuple[str, ...] | None = None  # resident models, as last told
         self._lock = threading.Lock()
-        self._pulls = CallbackPulls(worker)
 
     def run(self, calls: Sequence[Call], values: dict[str, Any]) -> Any:
         """The first call's result. Later calls run ahead until a yield or an error."""
@@ -59,6 +61,7 @@ class StepRunner:
             for call in calls:
                 if done and (key in self._yielding or self._unwanted(key)):
                     break
+                boards: list[OutputBoard] = []
                 try:
                     task = BoundTask(
                         call.packed,
@@ -66,8 +69,11 @@ class StepRunner:
                         call.about,
                         [values[name] for name in call.dependencies],
                         [self._pulls.producer(key, producer) for producer in call.callbacks],
+                        partial(self._pulls.boards.open, call.key or key, boards),
                     )
                     result, seconds = self._executor.run(task)
+                    if boards:
+                        result.held = boards
                 except ProducerLostError as error:
                     logger.info("%s runs again: %s", key, error)
                     raise Reschedule from error
@@ -96,13 +102,11 @@ class StepRunner:
         return task is None or task.state not in _RUNNING
 
     def start(self) -> None:
-        """Listen to the scheduler and to other workers."""
+        """Listen to the scheduler."""
         self._worker.stream_handlers["st2i_yield"] = self.yield_wanted
-        self._pulls.start()
 
     def stop(self) -> None:
         self._worker.stream_handlers.pop("st2i_yield", None)
-        self._pulls.stop()
 
     def yield_wanted(self, key: str, taken_back: bool = False, **message: Any) -> None:
         """Stream message `st2i_yield`: hand back after the current step.

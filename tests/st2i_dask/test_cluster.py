@@ -281,7 +281,9 @@ def test_a_worker_of_another_version_refuses_to_serve():
         ) as cluster,
         Client(cluster) as client,
     ):
-        plugin = ServingPlugin(model_bytes=None, device=None, expected="9.9.9")
+        plugin = ServingPlugin(
+            model_bytes=None, arena_bytes=None, allocator="buddy", device=None, expected="9.9.9"
+        )
         with pytest.raises(st2i.AttachError, match=r"the client 9\.9\.9"):
             client.register_plugin(plugin)
 

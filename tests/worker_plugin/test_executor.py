@@ -16,8 +16,11 @@ from st2i_dask.invocation import BoundTask
 from st2i_dask.outputs import TaskOutputs
 from st2i_dask.plan import pack
 from st2i_dask.trace import Trace, tracing
+from worker_plugin.arena import Arena
 from worker_plugin.executor import CacheExecutor, nbytes
+from worker_plugin.host_heap import HostHeap
 from worker_plugin.model_cache import ModelCache
+from worker_plugin.tensor_store import TensorStore
 
 torch = pytest.importorskip("torch")
 
@@ -59,9 +62,13 @@ class Linear(st2i.ModelFn):
         return {"y": model_components["linear"](x)}
 
 
+def store():
+    return TensorStore(Arena(HostHeap(1 << 20)))
+
+
 @pytest.fixture
 def executor():
-    executor = CacheExecutor(ModelCache(1_000_000, wait=1), "cpu")
+    executor = CacheExecutor(ModelCache(1_000_000, wait=1), "cpu", store())
     yield executor
     executor.models._check()
     executor.models.clear()
@@ -191,7 +198,7 @@ def test_what_cannot_be_sent_is_refused_also_as_the_result(executor, followed):
 
 
 def test_a_model_over_the_budget_is_refused():
-    executor = CacheExecutor(ModelCache(15, wait=0), "cpu")
+    executor = CacheExecutor(ModelCache(15, wait=0), "cpu", store())
     with pytest.raises(
         st2i.LoadError, match="needs 16 bytes, the worker's budget for models is 15"
     ):

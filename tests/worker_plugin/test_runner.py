@@ -89,7 +89,10 @@ def executor():
 @pytest.fixture
 def runner(worker, executor):
     worker.set_state("k0", "executing")
-    return StepRunner(worker, executor)
+    pulls = SimpleNamespace(
+        producer=None, boards=SimpleNamespace(open=lambda *of: None), over=lambda consumer: None
+    )
+    return StepRunner(worker, executor, pulls)
 
 
 def calls(n):

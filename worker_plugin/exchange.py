@@ -1,0 +1,148 @@
+"""Between Dask's transfers and the tensor store: results travel as tickets to whoever can reach them.
+
+Dask decides what travels and when, and keeps its books as ever. Its answer to `get_data` is pickled
+here with tickets in place of tensors if the asking worker can reach this worker's heap; it pulls while
+it unpickles, and acknowledges after. Until then Dask's handler holds the result, and with it the
+blocks: a reader never meets a freed one. A worker that cannot reach the heap, or a client, gets bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import asdict, astuple
+from typing import Any
+
+from distributed.worker_state_machine import GatherDepNetworkFailureEvent, GatherDepSuccessEvent
+
+from st2i_dask.outputs import TaskOutputs, packing
+
+from .heap import HeapAddress
+from .tensor_store import TensorStore, receiving
+
+logger = logging.getLogger(__name__)
+
+#: How long another worker may take to say whether it reaches this worker's heap, seconds.
+REACH_SECONDS = 5.0
+#: When a worker that did not answer is asked again, seconds.
+ASK_AGAIN_SECONDS = 30.0
+
+
+class Exchange:
+    """One per worker. Event loop only."""
+
+    def __init__(self, worker: Any, store: TensorStore):
+        self._worker = worker
+        self._store = store
+        # By address: whether it can reach our heap, and until when that is taken for true.
+        self._reachable: dict[str, tuple[bool, float]] = {}
+        self._asking: dict[str, asyncio.Future[bool]] = {}
+
+    def start(self) -> None:
+        worker = self._worker
+        self._plain_get_data = worker.handlers["get_data"]
+        worker.handlers["get_data"] = self._get_data
+        worker.handlers["st2i_reach"] = self._reach
+        worker.handlers["st2i_data_plane"] = self._statistics
+        # Dask's worker calls these two through the instance.
+        self._plain_gather_dep = worker.gather_dep
+        worker.gather_dep = self._gather_dep
+        self._plain_update_data = worker.update_data
+        worker.update_data = self._update_data
+
+    def stop(self) -> None:
+        worker = self._worker
+        worker.handlers["get_data"] = self._plain_get_data
+        for name in ("st2i_reach", "st2i_data_plane"):
+            worker.handlers.pop(name, None)
+        del worker.gather_dep, worker.update_data
+
+    async def packer(self, who: str | None) -> Callable[[Any], Any] | None:
+        """How tensors travel to the worker at that address; None: as bytes."""
+        if who is None:
+            return None
+        reaches, until = self._reachable.get(who, (False, 0.0))
+        if time.monotonic() > until:
+            reaches = await self._ask(who)
+        return self._store.pack if reaches else None
+
+    # -- owner -------------------------------------------------------------------------------------
+
+    async def _get_data(self, comm: Any, keys: Any, who: str | None = None, **options: Any) -> Any:
+        pack = await self.packer(who)
+        if pack is None and who is not None:
+            self._count_bytes(keys)
+        with packing(pack):
+            return await self._plain_get_data(comm, keys, who=who, **options)
+
+    async def _ask(self, who: str) -> bool:
+        """Whether that worker reaches our heap: one question at a time, whatever the number of keys."""
+        asking = self._asking.get(who)
+        if asking is None:
+            asking = self._asking[who] = asyncio.ensure_future(self._asked(who))
+        return await asyncio.shield(asking)
+
+    async def _asked(self, who: str) -> bool:
+        heap = self._store.arena.heap.address
+        reaches, until = False, time.monotonic() + ASK_AGAIN_SECONDS
+        try:
+            reaches = await asyncio.wait_for(
+                self._worker.rpc(who).st2i_reach(heap=astuple(heap)), REACH_SECONDS
+            )
+            until = float("inf")
+        except Exception as error:
+            logger.info("%s does not say whether it reaches this heap: %s", who, error)
+        finally:
+            del self._asking[who]
+        self._reachable[who] = reaches, until
+        return reaches
+
+    def _count_bytes(self, keys: Any) -> None:
+        for key in keys:
+            outputs = self._worker.data.get(key)
+            if isinstance(outputs, TaskOutputs):
+                self._store.transports.count("comm", outputs.__sizeof__())
+
+    # -- receiver ----------------------------------------------------------------------------------
+
+    def _reach(self, heap: tuple[Any, ...]) -> bool:
+        """RPC `st2i_reach`: whether this worker can pull from that heap."""
+        return self._store.arena.heap.reach(HeapAddress(*heap))
+
+    async def _gather_dep(
+        self, worker: str, to_gather: Any, total_nbytes: int, **options: Any
+    ) -> Any:
+        with receiving(self._store):
+            event = await self._plain_gather_dep(worker, to_gather, total_nbytes, **options)
+        if isinstance(event, GatherDepSuccessEvent) and _lost(event.data):
+            logger.info("pulls from %s failed: %s", worker, _lost(event.data))
+            return GatherDepNetworkFailureEvent(
+                worker=worker,
+                total_nbytes=total_nbytes,
+                stimulus_id=f"st2i-pull-failed-{time.time()}",
+            )
+        return event
+
+    def _update_data(self, data: dict[Any, Any], **options: Any) -> Any:
+        lost = _lost(data)
+        return self._plain_update_data(
+            {key: value for key, value in data.items() if key not in lost}, **options
+        )
+
+    def _statistics(self) -> dict[str, Any]:
+        """RPC `st2i_data_plane`."""
+        return {
+            "arena": asdict(self._store.arena.statistics()),
+            "transports": self._store.transports.statistics(),
+        }
+
+
+def _lost(data: dict[Any, Any]) -> dict[Any, str]:
+    """Why, by key, results have arrived without their values."""
+    return {
+        key: value.lost
+        for key, value in data.items()
+        if isinstance(value, TaskOutputs) and value.lost is not None
+    }

@@ -59,42 +59,38 @@ def fused(tasks: list[Task]) -> Task | None:
     return Task(first.key, run_steps, calls, names, *(TaskRef(name) for name in names))
 
 
-@dataclass(slots=True)
-class _Result:
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A result in a worker's memory, as Dask's completion message would have told of it."""
+
     worker: str
     nbytes: int
+    type: bytes
+    typename: str
     first: Any  # the key whose task computed it
-    message: dict[str, Any]
 
 
 class ComputedAhead:
     """Results of steps that ran under another key's task, until their own tasks take them."""
 
     def __init__(self) -> None:
-        self._results: dict[Any, _Result] = {}
+        self._results: dict[Any, Result] = {}
 
     def note(self, key: Any, worker: str, message: dict[str, Any]) -> None:
         """A completion that may name results computed ahead."""
         report = (message.get("metadata") or {}).get(ANNOTATION) or {}
         for later, nbytes in report.get("ahead", {}).items():
-            self._results[later] = _Result(worker, nbytes, key, message)
+            kind = message["type"], message["typename"]
+            self._results[later] = Result(worker, nbytes, *kind, first=key)
 
     def worker(self, key: Any) -> str | None:
+        """Where the key's result is; None if it was not computed ahead."""
         result = self._results.get(key)
         return result.worker if result is not None else None
 
-    def take(self, key: Any) -> dict[str, Any] | None:
-        """The fields of Dask's completion message for this key."""
-        result = self._results.pop(key, None)
-        if result is None:
-            return None
-        return {
-            "worker": result.worker,
-            "nbytes": result.nbytes,
-            "type": result.message["type"],
-            "typename": result.message["typename"],
-            "startstops": [],
-        }
+    def take(self, key: Any) -> Result:
+        """The key's result, now its own task's. KeyError if there is none."""
+        return self._results.pop(key)
 
     def leftover(self, first: Any) -> list[Any]:
         """Results of that task which nobody took: their requests are gone. Forgets them."""

@@ -20,10 +20,11 @@ from st2i_dask.invocation import WORKER_PLUGIN
 from st2i_dask.request import ANNOTATION
 
 from . import events as ev
-from .ahead import ComputedAhead, fused
+from .ahead import ComputedAhead, Result, fused
 from .instructions import Dispatch, Unblock
 from .intake import Intake
 from .policy import FairPolicy
+from .producers import Producers
 from .requests import State
 from .reservations import Reservations
 from .seams import Seams
@@ -42,6 +43,7 @@ class Bridge:
         self.policy = policy
         self._clock = clock
         self.intake = Intake(scheduler)
+        self._producers = Producers(scheduler, policy, self.intake)
         self.seams = Seams(scheduler, self)
         self._chosen: dict[Any, str] = {}  # key -> executor, between decision and dispatch
         self._known: set[str] = set()  # executors that the policy was told of
@@ -101,8 +103,9 @@ class Bridge:
     # -- events of tasks ---------------------------------------------------------------------------
 
     def transitioned(
-        self, key: Any, start: str, finish: str, stimulus_id: str, **message: Any
+        self, key: Any, start: str, finish: str, stimulus_id: str, message: dict[str, Any]
     ) -> None:
+        """message: what came with it, for a task that was processing."""
         entry = self.intake.entries.get(key)
         if entry is None:
             if start == "processing" and message.get("worker") in self._known:
@@ -112,8 +115,9 @@ class Bridge:
             self._run_over(key, finish, stimulus_id, message)
         elif finish == "erred" or (finish == "released" and not self._wanted(key)):
             # It will not run: something before or after it failed, or the request is cancelled.
-            skipped = entry.request, (entry.position,)
-            self._tell(ev.Skipped(self._clock(), *skipped, stimulus_id=stimulus_id))
+            if not self.policy.is_over(entry.request, entry.position):
+                skipped = entry.request, (entry.position,)
+                self._tell(ev.Skipped(self._clock(), *skipped, stimulus_id=stimulus_id))
         elif start == "memory" and finish == "released":
             where = key, entry.request, entry.position
             self._tell(ev.ResultLost(self._clock(), *where, stimulus_id=stimulus_id))
@@ -183,17 +187,7 @@ class Bridge:
         return ts.key in self.intake.entries
 
     def needs_again(self, ts: Any) -> list[Any]:
-        """Producers of callback inputs that have run and whose results Dask has let go since.
-
-        Nothing but this task would have them made again, and Dask knows no edge to it: the callback
-        edge becomes an ordinary one.
-        """
-        return [
-            self.scheduler.tasks[key]
-            for key in self._producers(ts)
-            if self.policy.state(key) is State.DONE
-            and self.scheduler.tasks[key].state == "released"
-        ]
+        return self._producers.needed_again(ts)
 
     def ready(self, ts: Any, stimulus_id: str) -> None:
         entry = self.intake.entries[ts.key]
@@ -235,18 +229,17 @@ class Bridge:
         if leftover:
             self._send(worker, op="free-keys", keys=leftover, stimulus_id=f"st2i-leftover-{key}")
 
-    def computed_on(self, ts: Any) -> Any:
+    def take_computed(self, ts: Any) -> tuple[Any, Result] | None:
         worker = self._ahead.worker(ts.key)
-        state = self.scheduler.workers.get(worker) if worker is not None else None
+        if worker is None:
+            return None
+        state = self.scheduler.workers.get(worker)
         # Dask assigns nothing to a worker that is paused or about to leave.
-        return state if state in self.scheduler.running else None
-
-    def take_computed(self, key: Any) -> dict[str, Any] | None:
-        message = self._ahead.take(key)
-        if message is not None:
-            entry = self.intake.entries[key]
-            self._tell(ev.Skipped(self._clock(), entry.request, (entry.position,)))
-        return message
+        if state not in self.scheduler.running:
+            return None
+        entry = self.intake.entries[ts.key]
+        self._tell(ev.Skipped(self._clock(), entry.request, (entry.position,)))
+        return state, self._ahead.take(ts.key)
 
     def round(self, stimulus_id: str, plain_wait: bool = False) -> None:
         """Decide while an executor is idle; then where it is a ModelFn's turn beside plain tasks.
@@ -259,7 +252,7 @@ class Bridge:
         if not self.policy.queued:
             return
         self._note_busy(spared)
-        while self._decide(stimulus_id):
+        while self.policy.idle_executors and self._decide(stimulus_id):
             pass
         for worker in sorted(self._turn & self._busy):
             state = self.scheduler.workers.get(worker)
@@ -286,7 +279,7 @@ class Bridge:
         self.policy.commit(decision, now)
         self._chosen[decision.key] = decision.executor
         ts.priority = _FIRST
-        self._name_producers(ts)
+        self._producers.name(ts)
         alone = ts.run_spec
         if decision.steps > 1:
             ts.run_spec = self._fused(decision, ts) or alone
@@ -304,25 +297,6 @@ class Bridge:
             # It comes back from here as soon as the first task of its kind is done.
             stealing.unknown_durations.get(ts.prefix.name, set()).discard(ts)
         return True
-
-    def _name_producers(self, ts: Any) -> None:
-        """Tell the worker where the task's callback inputs are made: in its annotation."""
-        keys = self._producers(ts)
-        if not keys:
-            return
-        producers = {}
-        for key in keys:
-            producer = self.scheduler.tasks[key]
-            holders = [producer.processing_on] if producer.processing_on else producer.who_has or ()
-            for holder in list(holders)[:1]:
-                producers[key] = holder.address
-        annotation = {**ts.annotations[ANNOTATION], "producers": producers}
-        ts.annotations = {**ts.annotations, ANNOTATION: annotation}
-
-    def _producers(self, ts: Any) -> list[Any]:
-        """Keys of the tasks that make the task's callback inputs."""
-        positions = ts.annotations[ANNOTATION]["callbacks"]
-        return self.intake.keys_at(ts.key, positions) if positions else []
 
     def _fused(self, decision: Dispatch, ts: Any) -> Any:
         keys = self.intake.keys_from(ts.key, decision.steps)

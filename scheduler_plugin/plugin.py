@@ -92,7 +92,7 @@ class ServingSchedulerPlugin(SchedulerPlugin):
     ) -> None:
         if start == "processing" and finish == "memory":
             self._account(key, kwargs)
-        self.bridge.transitioned(key, start, finish, stimulus_id, **kwargs)
+        self.bridge.transitioned(key, start, finish, stimulus_id, kwargs)
 
     def _account(self, key: Any, message: dict[str, Any]) -> None:
         annotation = (self.scheduler.tasks[key].annotations or {}).get(ANNOTATION)

@@ -122,6 +122,11 @@ class FairPolicy:
         """Where a task stands; None when it belongs to no open request."""
         return self._book.state(key)
 
+    def is_over(self, request: str, position: int) -> bool:
+        """Whether nothing is expected of that position any more: it has run, or will not."""
+        found = self._book.requests.get(request)
+        return found is not None and found.states[position] in (State.DONE, State.DEAD)
+
     def has_request(self, request: str) -> bool:
         return request in self._book.requests
 

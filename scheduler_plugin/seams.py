@@ -3,10 +3,9 @@
 Dask promises none of these internals, so they are checked before anything is changed, and put back
 when the plugin goes:
 
-1. `_TRANSITIONS_TABLE`: transitions of ModelFn tasks (waiting -> processing becomes waiting ->
-   queued; waiting -> queued; queued -> processing). Steps that were computed ahead go from waiting
-   through processing to memory at once. A task that is to run again may first get more dependencies.
-   Every other task takes Dask's own functions.
+1. `_TRANSITIONS_TABLE`: transitions of ModelFn tasks (waiting -> processing leads to queued, or to
+   memory where the step was computed ahead; queued -> processing). A task that is to run again may
+   first get more dependencies. Every other task takes Dask's own functions.
 2. `queued`: Dask's heap with the ModelFn tasks beside it, so that `ts in scheduler.queued` stays true.
 3. `stimulus_queue_slots_maybe_opened`, which Dask calls whenever a slot may have opened: our round of
    decisions, Dask's own for its heap, and ours again for what that has left.
@@ -21,6 +20,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from st2i_dask.errors import AttachError
+
+from .ahead import Result
 
 #: Releases of `distributed` that the seams were tried with.
 SUPPORTED = "2026.8"
@@ -59,12 +60,8 @@ class Owner(Protocol):
         """Dask has taken the same message in."""
         ...
 
-    def computed_on(self, ts: Any) -> Any:
-        """The WorkerState that has computed the task ahead of its turn; None: it must run."""
-        ...
-
-    def take_computed(self, key: Any) -> dict[str, Any] | None:
-        """What Dask's message would have said about a task computed ahead."""
+    def take_computed(self, ts: Any) -> tuple[Any, Result] | None:
+        """The task's result and the WorkerState that computed it ahead of its turn; None: it must run."""
         ...
 
 
@@ -80,7 +77,8 @@ class Seams:
             )
         self._scheduler = scheduler
         self._owner = owner
-        self._armed = False
+        self._armed = False  # a callback is on its way
+        self._round_due = False  # something came that no round has seen
         self._installed = False
 
     def install(self) -> None:
@@ -92,9 +90,7 @@ class Seams:
             **self._table,
             ("released", "waiting"): self._released_waiting,
             ("waiting", "processing"): self._waiting_processing,
-            ("waiting", "queued"): self._waiting_queued,
             ("queued", "processing"): self._queued_processing,
-            ("processing", "memory"): self._processing_memory,
         }
         self._plain_slots = scheduler.stimulus_queue_slots_maybe_opened
         scheduler.stimulus_queue_slots_maybe_opened = self._slots_opened
@@ -124,7 +120,9 @@ class Seams:
         scheduler.stimulus_queue_slots_maybe_opened(stimulus_id="st2i-restored")
 
     def arm(self) -> None:
-        """A round in the next tick: Dask opens no slots after new tasks arrived."""
+        """A round in the next tick, unless there is one before: Dask opens no slots after new tasks
+        arrived."""
+        self._round_due = True
         if not self._armed:
             self._armed = True
             self._scheduler.loop.add_callback(self._armed_round)
@@ -147,19 +145,20 @@ class Seams:
         ts = scheduler.tasks[key]
         if not self._owner.owns(ts):
             return self._table["waiting", "processing"](scheduler, key, stimulus_id)
-        worker = self._owner.computed_on(ts)
-        if worker is None:
-            return {key: "queued"}, {}, {}
-        # The result is there: through `processing` into memory, and nothing to send.
-        recommendations, to_clients, _ = scheduler._add_to_processing(
-            ts, worker, stimulus_id=stimulus_id
+        computed = self._owner.take_computed(ts)
+        if computed is None:
+            return self._queue(ts, stimulus_id)
+        worker, result = computed
+        recommendations: dict[Any, str] = {}
+        to_clients: dict[str, list[Any]] = {}
+        ts.set_nbytes(result.nbytes)
+        scheduler._add_to_memory(
+            ts, worker, recommendations, to_clients, type=result.type, typename=result.typename
         )
-        return {**recommendations, key: "memory"}, to_clients, {}
+        return recommendations, to_clients, {}
 
-    def _waiting_queued(self, scheduler: Any, key: Any, stimulus_id: str) -> Any:
-        ts = scheduler.tasks[key]
-        if not self._owner.owns(ts):
-            return self._table["waiting", "queued"](scheduler, key, stimulus_id)
+    def _queue(self, ts: Any, stimulus_id: str) -> Any:
+        scheduler = self._scheduler
         if scheduler.validate:
             scheduler._validate_ready(ts)
         ts.state = "queued"
@@ -178,11 +177,8 @@ class Seams:
         scheduler.queued.discard(ts)
         return scheduler._add_to_processing(ts, worker, stimulus_id=stimulus_id)
 
-    def _processing_memory(self, scheduler: Any, key: Any, stimulus_id: str, **message: Any) -> Any:
-        message = self._owner.take_computed(key) or message
-        return self._table["processing", "memory"](scheduler, key, stimulus_id, **message)
-
     def _slots_opened(self, *, stimulus_id: str) -> None:
+        self._round_due = False
         if self._heap:
             self._owner.round(stimulus_id, plain_wait=True)
             self._dask_slots(stimulus_id)
@@ -200,7 +196,7 @@ class Seams:
 
     def _armed_round(self) -> None:
         self._armed = False
-        if self._installed:
+        if self._installed and self._round_due:
             self._scheduler.stimulus_queue_slots_maybe_opened(stimulus_id="st2i-round")
 
     def _hearing(self, handler: Callable[..., Any]) -> Callable[..., Any]:
@@ -321,15 +317,14 @@ def check(scheduler: Any) -> None:
         for start, finish in (
             ("released", "waiting"),
             ("waiting", "processing"),
-            ("waiting", "queued"),
             ("queued", "processing"),
-            ("processing", "memory"),
         )
         if (start, finish) not in table
     ]
     for name, parameters in (
         ("stimulus_queue_slots_maybe_opened", ["stimulus_id"]),
         ("_add_to_processing", ["ts", "ws", "stimulus_id"]),
+        ("_add_to_memory", ["ts", "ws", "recommendations", "client_msgs", "type", "typename"]),
         ("_validate_ready", ["ts"]),
         ("transitions", ["recommendations", "stimulus_id"]),
         ("remove_plugin", ["name"]),

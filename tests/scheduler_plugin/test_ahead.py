@@ -11,12 +11,14 @@ from distributed.worker_state_machine import FreeKeysEvent, PauseEvent, UnpauseE
 
 import st2i_dask as st2i
 from scheduler_plugin.ahead import ComputedAhead, chain_lengths, fused
+from scheduler_plugin.events import Skipped
 from scheduler_plugin.outline import Outline, Step
 
 from .live import (
     TIMEOUT,
     chain,
     decisions_of,
+    events_of,
     fan,
     hooks,
     idle,
@@ -67,8 +69,7 @@ def test_results_are_taken_once_or_left_over():
     ahead.note("x", "w1", {"metadata": None})
     assert ahead.worker("b") == "w1"
     taken = ahead.take("b")
-    assert (taken["worker"], taken["nbytes"], taken["startstops"]) == ("w1", 10, [])
-    assert ahead.take("b") is None
+    assert (taken.worker, taken.nbytes, taken.type, taken.typename) == ("w1", 10, b"t", "T")
     assert ahead.worker("b") is None
     assert ahead.leftover("y") == []
     assert sorted(ahead.leftover("a")) == ["c", "d"]
@@ -76,6 +77,30 @@ def test_results_are_taken_once_or_left_over():
 
 
 # Results
+
+
+def test_a_step_computed_ahead_goes_from_waiting_to_memory_and_is_told_once():
+    with serving(1, steps_per_task=8) as client:
+        told = events_of(client)
+        future = chain.submit(client, value=0.0, label="c", steps=4)
+        assert future.result(timeout=TIMEOUT) == 4.0
+        moves = client.run_on_scheduler(
+            lambda dask_scheduler: {
+                (move.key.split("-")[1], move.start, move.finish)
+                for move in dask_scheduler.transition_log
+            }
+        )
+        assert {(start, finish) for key, start, finish in moves if key == "000"} >= {
+            ("waiting", "queued"),
+            ("queued", "processing"),
+            ("processing", "memory"),
+        }
+        for later in ("001", "002", "003"):
+            assert (later, "waiting", "memory") in moves
+            assert not any(key == later and "processing" in pair for key, *pair in moves)
+        del future
+        rest(client)
+        assert [event.positions for event in told if type(event) is Skipped] == [(1,), (2,), (3,)]
 
 
 @pytest.mark.parametrize("n_workers", [1, 2])

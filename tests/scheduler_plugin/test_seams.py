@@ -28,6 +28,7 @@ class Known:
     _TRANSITIONS_TABLE = Scheduler._TRANSITIONS_TABLE
     stimulus_queue_slots_maybe_opened = Scheduler.stimulus_queue_slots_maybe_opened
     _add_to_processing = Scheduler._add_to_processing
+    _add_to_memory = Scheduler._add_to_memory
     _validate_ready = Scheduler._validate_ready
     transitions = Scheduler.transitions
     remove_plugin = Scheduler.remove_plugin
@@ -46,6 +47,7 @@ def test_the_installed_distributed_is_known():
     [
         "stimulus_queue_slots_maybe_opened",
         "_add_to_processing",
+        "_add_to_memory",
         "_validate_ready",
         "transitions",
         "remove_plugin",
@@ -61,7 +63,7 @@ def test_a_missing_or_changed_method_is_named_with_the_cure(name):
 
 
 @pytest.mark.parametrize(
-    "gone", [("waiting", "processing"), ("queued", "processing"), ("processing", "memory")]
+    "gone", [("waiting", "processing"), ("queued", "processing"), ("released", "waiting")]
 )
 def test_a_missing_transition_is_named(gone):
     table = {moves: do for moves, do in Known._TRANSITIONS_TABLE.items() if moves != gone}
@@ -101,6 +103,37 @@ def test_two_fair_schedulers_are_refused():
         with pytest.raises(st2i.AttachError, match="unregister it first"):
             client.register_plugin(Second())
         assert chain.submit(client, value=1.0).result(timeout=TIMEOUT) == 4.0
+
+
+# Rounds
+
+
+def test_a_round_that_comes_first_makes_the_armed_one_needless():
+    with serving(1) as client:
+        seams = plugin_of(client).bridge.seams
+        rounds = []
+
+        def arm_and_count(dask_scheduler, opened):
+            plain, seams._owner.round = seams._owner.round, lambda *args, **kw: rounds.append(args)
+            seams.arm()
+            if opened:
+                dask_scheduler.stimulus_queue_slots_maybe_opened(stimulus_id="first")
+
+            def back():
+                seams._owner.round = plain
+
+            dask_scheduler.loop.add_callback(back)
+
+        def armed(opened):
+            rounds.clear()
+            scheduler = client.cluster.scheduler
+            scheduler.loop.add_callback(arm_and_count, scheduler, opened)
+            until(lambda: rounds)
+            client.run_on_scheduler(lambda: None)
+            return rounds
+
+        assert armed(opened=True) == [("first",)]
+        assert armed(opened=False) == [("st2i-round",)]
 
 
 # Giving back

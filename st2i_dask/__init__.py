@@ -21,10 +21,11 @@ from .errors import (
     RegistrationError,
     St2iError,
 )
+from .fetch import fetch
 from .glue import glue
 from .image import GeneratedImage, to_image
 from .model_fn import ModelFn
-from .operate import load_costs, save_costs, settings, tenants
+from .operate import data_plane, load_costs, save_costs, settings, tenants
 from .parameters import Data, Static
 from .progress import progress
 from .rules import Multiple, OneOf, Prompt, Range
@@ -54,6 +55,8 @@ __all__ = [
     "Static",
     "Workflow",
     "attach",
+    "data_plane",
+    "fetch",
     "glue",
     "later",
     "load",

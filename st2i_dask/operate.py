@@ -38,6 +38,26 @@ def settings(client: Client, **changes: Any) -> list[tuple[str, str, str]]:
     return [tuple(row) for row in answer["rows"]]
 
 
+def data_plane(client: Client) -> dict[str, dict[str, Any]]:
+    """By worker address, what its arena holds and which way tensors came to it.
+
+    arena: kind, nbytes, used, peak (bytes), fallbacks and fallback_bytes (tensors that found no room).
+    transports: by name (process, host, nvshmem, comm) the pulls and bytes since the worker began.
+    """
+    attach(client)
+    answers = client.sync(client.scheduler.broadcast, msg={"op": "st2i_data_plane"})
+    return {
+        address: {
+            "arena": answer["arena"],
+            "transports": {
+                name: {"pulls": pulls, "bytes": nbytes}
+                for name, (pulls, nbytes) in answer["transports"].items()
+            },
+        }
+        for address, answer in answers.items()
+    }
+
+
 def save_costs(client: Client, path: str | Path) -> int:
     """Save what the scheduler has learned about costs; returns the number of entries."""
     attach(client)

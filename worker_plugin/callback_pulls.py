@@ -194,12 +194,8 @@ class CallbackPulls:
             return False
         if len(board.items) <= index:
             return False
-        pack = await self._exchange.packer(who)
-        outputs = TaskOutputs((board.items[index],))
-        if pack is None:
-            self._store.transports.count("comm", outputs.__sizeof__())
-        with packing(pack):
-            await comm.write(to_serialize(outputs))
+        with packing(await self._exchange.packer(who)):
+            await comm.write(to_serialize(TaskOutputs((board.items[index],))))
         return Status.dont_reply
 
     async def _await(self, key: str, there: Callable[[], bool]) -> bool:

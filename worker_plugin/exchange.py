@@ -17,7 +17,7 @@ from typing import Any
 
 from distributed.worker_state_machine import GatherDepNetworkFailureEvent, GatherDepSuccessEvent
 
-from st2i_dask.outputs import TaskOutputs, packing
+from st2i_dask.outputs import PackedTensor, TaskOutputs, packing
 
 from .heap import HeapAddress
 from .tensor_store import TensorStore, receiving
@@ -59,22 +59,26 @@ class Exchange:
             worker.handlers.pop(name, None)
         del worker.gather_dep, worker.update_data
 
-    async def packer(self, who: str | None) -> Callable[[Any], Any] | None:
-        """How tensors travel to the worker at that address; None: as bytes."""
+    async def packer(self, who: str | None) -> Callable[[Any], PackedTensor | None] | None:
+        """How tensors travel to the worker at that address, counted; for a client (None), as bytes."""
         if who is None:
             return None
         reaches, until = self._reachable.get(who, (False, 0.0))
         if time.monotonic() > until:
             reaches = await self._ask(who)
-        return self._store.pack if reaches else None
+
+        def pack(tensor: Any) -> PackedTensor | None:
+            packed = self._store.pack(tensor) if reaches else None
+            if packed is None:
+                self._store.transports.count("comm", tensor.numel() * tensor.element_size())
+            return packed
+
+        return pack
 
     # -- owner -------------------------------------------------------------------------------------
 
     async def _get_data(self, comm: Any, keys: Any, who: str | None = None, **options: Any) -> Any:
-        pack = await self.packer(who)
-        if pack is None and who is not None:
-            self._count_bytes(keys)
-        with packing(pack):
+        with packing(await self.packer(who)):
             return await self._plain_get_data(comm, keys, who=who, **options)
 
     async def _ask(self, who: str) -> bool:
@@ -98,12 +102,6 @@ class Exchange:
             del self._asking[who]
         self._reachable[who] = reaches, until
         return reaches
-
-    def _count_bytes(self, keys: Any) -> None:
-        for key in keys:
-            outputs = self._worker.data.get(key)
-            if isinstance(outputs, TaskOutputs):
-                self._store.transports.count("comm", outputs.__sizeof__())
 
     # -- receiver ----------------------------------------------------------------------------------
 

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
 from typing import Literal, get_args
 
 Transport = Literal["process", "host", "nvshmem", "comm"]
 """The ladder, fastest first: process: the same process. host: shared memory of one machine.
-nvshmem: device to device. comm: the owner's worker sends the bytes over Dask."""
+nvshmem: device to device. comm: inside a message of the owner's worker, which counts it."""
 
 TRANSPORTS: tuple[Transport, ...] = get_args(Transport)
 
 
 class Transports:
-    """Pulls and bytes by transport, since the worker began. Thread-safe."""
+    """Tensors and bytes by transport, since the worker began. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -30,8 +29,3 @@ class Transports:
         """(pulls, bytes) of every transport."""
         with self._lock:
             return {t: (self._pulls[t], self._bytes[t]) for t in TRANSPORTS}
-
-
-def total(of_workers: Mapping[str, Mapping[Transport, tuple[int, int]]]) -> dict[str, int]:
-    """Bytes by transport over several workers' statistics."""
-    return {t: sum(found[t][1] for found in of_workers.values()) for t in TRANSPORTS}

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..operate import data_plane
 from ..tenants import check_tenant
 from .clusters import dashboard, own_cluster, quiet_logs
 from .contact_sheet import Tile, contact_sheet
@@ -84,9 +85,11 @@ def run_demo(
             outcome = _run(client, workflow, jobs, save, interrupts)
             took = time.monotonic() - drawing
             usage = client.sync(client.scheduler.st2i_usage) if outcome.made else {}
+            moved = data_plane(client) if outcome.made else {}
         if outcome.made:
             click.echo()
             click.echo(usage_table(outcome, usage))
+            click.echo(moved_line(moved))
             click.echo()
             _save_sheet(outcome, images, folder.path, workflow, took)
     if outcome.failures:
@@ -183,6 +186,26 @@ def usage_table(outcome: Outcome, usage: dict[str, dict[str, float]]) -> str:
         "p95 latency s",
     ]
     return table(header, rows, right=range(1, len(header)))
+
+
+#: How a demo's reader knows the transports.
+_WAYS = {
+    "process": "within a process",
+    "host": "through shared memory",
+    "nvshmem": "from device to device",
+    "comm": "in messages",
+}
+
+
+def moved_line(workers: dict[str, dict[str, Any]]) -> str:
+    """Bytes of tensors pulled by workers, by transport."""
+    parts = []
+    for name, way in _WAYS.items():
+        found = [worker["transports"][name] for worker in workers.values()]
+        pulls, nbytes = (sum(each[what] for each in found) for what in ("pulls", "bytes"))
+        if pulls:
+            parts.append(f"{nbytes / 1e6:.1f} MB {way} ({count(pulls, 'tensor')})")
+    return f"tensors between workers: {', '.join(parts) or 'none'}"
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:

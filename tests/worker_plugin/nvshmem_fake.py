@@ -217,7 +217,8 @@ class World:
     def __init__(self, root, cuda, faults=None):
         self.root, self.cuda, self.faults = Path(root), cuda, faults or Faults()
         self.status = InitStatus.STATUS_NOT_INITIALIZED
-        self.lock = None  # that must be held in every call
+        self.lock = None  # that must be held in every call, when known
+        self.abandoned = threading.Event()  # ends what hangs, for tests that want to go on
         self.calls = []
         self._inside = threading.Lock()
         self._place = self._rank = self._ranks = None
@@ -238,6 +239,8 @@ class World:
         """Returns when all have come; for ever if one does not."""
         (self._place / f"{name}-{self._rank}").touch()
         while len(list(self._place.glob(f"{name}-*"))) < self._ranks:
+            if self.abandoned.is_set():
+                raise Misuse("abandoned")
             time.sleep(0.002)
 
     def malloc(self, size):
@@ -365,8 +368,8 @@ class Device:
             raise RuntimeError("CUDA_ERROR_NO_DEVICE")
 
 
-def pe(root, faults=None):
-    """(Library, FakeCuda, World) of this process, as before `attach`."""
+def parts(root, faults=None):
+    """(Packages, FakeCuda, World) of this process."""
     cuda = FakeCuda()
     world = World(root, cuda, faults)
     packages = Packages(
@@ -375,6 +378,12 @@ def pe(root, faults=None):
         SimpleNamespace(nvshmem_malloc=_Function(world.malloc)),
         lambda number: Device(world, number),
     )
+    return packages, cuda, world
+
+
+def pe(root, faults=None):
+    """(Library, FakeCuda, World) of this process, as before `attach`."""
+    packages, cuda, world = parts(root, faults)
     library = Library(packages)
     world.lock = library._lock
     return library, cuda, world

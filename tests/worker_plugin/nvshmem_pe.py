@@ -77,8 +77,11 @@ class _Child:
     def mint(self):
         return base64.b64encode(self.library.mint()).decode()
 
-    def attach(self, uid, pe, n_pes, nbytes):
-        """ "attached", the error, or "hangs" when it has not ended after a second."""
+    def alive(self):
+        return True
+
+    def attach(self, uid, pe, n_pes, nbytes, seconds=TIMEOUT / 2):
+        """What came of it: attached, the error, or hangs."""
         said = []
 
         def attach():
@@ -90,7 +93,7 @@ class _Child:
 
         thread = threading.Thread(target=attach, daemon=True)
         thread.start()
-        thread.join(TIMEOUT / 2 if not self.world.faults.code else 5)
+        thread.join(seconds)
         if not said:
             return "hangs"
         if said == ["attached"]:

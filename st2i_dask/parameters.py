@@ -29,7 +29,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 import cloudpickle
 
 from .errors import ComposeError, ParameterError
-from .rules import NOTHING, Prompt, Range, Rule
+from .rules import NOTHING, Carrier, Prompt, Range, Rule
 
 T = TypeVar("T")
 
@@ -72,8 +72,19 @@ class Parameter:
         value = self._check_type(value)
         if self.name == "seed" and type(value) is int:
             SEED_RANGE.check(self.name, value)
-        if self.kind is Kind.DATA and type(value) not in _PLAIN:
+        if self.kind is Kind.DATA and type(value) not in _PLAIN and not self._carriers:
             self._check_sendable(value)
+        return value
+
+    @property
+    def _carriers(self) -> list[Carrier]:
+        return [rule for rule in self.rules if isinstance(rule, Carrier)]
+
+    def carried(self, value: Any, values: Mapping[str, Any]) -> Any:
+        """The form in which a value that every rule allows goes to workers."""
+        if value is not None:
+            for rule in self._carriers:
+                value = rule.carry(self.name, value, values)
         return value
 
     def _check_sendable(self, value: Any) -> None:
@@ -205,10 +216,11 @@ def bind(
                 bound[parameter.name] = parameter.default
         for parameter in parameters:
             parameter.check_rules(bound[parameter.name], bound)
+        sent = {p.name: p.carried(bound[p.name], bound) for p in parameters}
     except ParameterError as error:
         raise ParameterError(f"workflow {owner!r}: {error}") from None
-    static = {p.name: bound[p.name] for p in parameters if p.kind is Kind.STATIC}
-    data = {p.name: bound[p.name] for p in parameters if p.kind is Kind.DATA}
+    static = {p.name: sent[p.name] for p in parameters if p.kind is Kind.STATIC}
+    data = {p.name: sent[p.name] for p in parameters if p.kind is Kind.DATA}
     return static, data
 
 

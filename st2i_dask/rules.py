@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from .errors import ParameterError
 
@@ -24,6 +24,15 @@ class Rule(Protocol):
     def check(self, name: str, value: Any, values: Mapping[str, Any]) -> None: ...
 
     def describe(self) -> str: ...
+
+
+@runtime_checkable
+class Carrier(Rule, Protocol):
+    """A rule that also says in what form an allowed value goes to workers (an image as an array)."""
+
+    def carry(self, name: str, value: Any, values: Mapping[str, Any]) -> Any:
+        """The form that is sent: plain and picklable. Called after every `check` has passed."""
+        ...
 
 
 @dataclass(frozen=True)

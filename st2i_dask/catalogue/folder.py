@@ -61,6 +61,47 @@ class DiffusersFolder:
             ) from error
 
 
+@dataclass(frozen=True)
+class ComponentFolder:
+    """A model that lies in a folder of its own. `source` is what workers get."""
+
+    source: str
+    path: Path
+    config: Mapping[str, Any]
+
+
+def read_component(source: str, weights: bool = False) -> ComponentFolder:
+    """Find a local folder or a hub id with the config.json of one model.
+
+    From the hub, weights are fetched only with `weights`.
+    """
+    path = Path(source)
+    if os.path.isdir(path):
+        source = str(path.absolute())
+    else:
+        patterns = ["config.json"] + ["*.safetensors", "*.index.json"] * weights
+        path = _from_hub(source, patterns, "config.json")
+    return ComponentFolder(source, path, _read_json(path / "config.json", source))
+
+
+def load_component(source: str, class_name: str, dtype: str | None) -> Any:
+    """On a worker: the model of a folder or hub id; by default in the dtype it is stored in."""
+    import diffusers
+    import torch
+
+    diffusers.utils.logging.disable_progress_bar()
+    folder = read_component(source, weights=True)
+    try:
+        return getattr(diffusers, class_name).from_pretrained(
+            str(folder.path), torch_dtype=getattr(torch, dtype or _stored_in(folder.path))
+        )
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise LoadError(
+            f"{source!r}: {class_name} cannot be loaded: {error}; "
+            "check that the folder is whole and visible on every worker"
+        ) from error
+
+
 def read_folder(source: str, parts: set[str] | None = None) -> DiffusersFolder:
     """Find a packaged model, a local folder or a hub id, and read its model_index.json.
 
@@ -68,7 +109,9 @@ def read_folder(source: str, parts: set[str] | None = None) -> DiffusersFolder:
     """
     path = _packaged_path(source) or Path(source)
     if not os.path.isdir(path):  # False also for what cannot be a path at all
-        path = _from_hub(source, parts)
+        patterns = ["model_index.json", "*/*config.json", "tokenizer*/*", "scheduler/*"]
+        patterns += [f"{part}/*" for part in sorted(parts or ())]
+        path = _from_hub(source, patterns, "model_index.json")
     elif source not in PACKAGED:
         # Workers have other working directories.
         source = str(path.absolute())
@@ -104,8 +147,8 @@ def load_parts(source: str, parts: set[str], dtype: str | None) -> Any:
     import transformers
 
     # A worker's log is no place for progress bars, nor for hints about optional image processors.
-    transformers.utils.logging.disable_progress_bar()
-    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     import diffusers
 
     diffusers.utils.logging.disable_progress_bar()
@@ -133,10 +176,14 @@ def load_parts(source: str, parts: set[str], dtype: str | None) -> Any:
 
 def stored_dtype(folder: DiffusersFolder) -> str:
     """The dtype that the denoiser's weights are stored in."""
+    part = "transformer" if (folder.path / "transformer").is_dir() else "unet"
+    return _stored_in(folder.path / part)
+
+
+def _stored_in(path: Path) -> str:
     from safetensors import safe_open
 
-    part = "transformer" if (folder.path / "transformer").is_dir() else "unet"
-    files = sorted((folder.path / part).glob("*.safetensors"))
+    files = sorted(path.glob("*.safetensors"))
     if not files:
         return "float32"
     with safe_open(str(files[0]), "np") as file:
@@ -155,19 +202,17 @@ def _packaged_path(source: str) -> Path | None:
     return shapes.PIPELINE if source == "shapes" else None
 
 
-def _from_hub(source: str, parts: set[str] | None) -> Path:
+def _from_hub(source: str, patterns: list[str], index: str) -> Path:
     """The hub's snapshot folder of this machine, with what is needed fetched into it."""
     from huggingface_hub import snapshot_download
 
-    patterns = ["model_index.json", "*/*config.json", "tokenizer*/*", "scheduler/*"]
-    patterns += [f"{part}/*" for part in sorted(parts or ())]
     try:
         return Path(snapshot_download(source, allow_patterns=patterns))
     except (OSError, ValueError) as error:  # what the hub client raises, its own classes included
         raise LoadError(
             f"{source!r} is neither a packaged model ({', '.join(PACKAGED)}), nor a folder here, "
             f"nor a hub repository that can be reached ({type(error).__name__}); give a path to "
-            "a folder with model_index.json"
+            f"a folder with {index}"
         ) from error
 
 

@@ -23,8 +23,69 @@ def save_flux(path: str | Path, *, guidance: bool = True, seed: int = 0) -> Path
     return path
 
 
-def flux(*, guidance: bool = True, seed: int = 0) -> Any:
-    """A FluxPipeline: 2 double and 2 single blocks of width 32, VAE factor 2."""
+def save_flux_controlnet(path: str | Path, **options: Any) -> Path:
+    """Build a FluxControlNetPipeline and save it as a Diffusers folder; options of `flux_controlnet`."""
+    path = Path(path)
+    flux_controlnet(**options).save_pretrained(path, safe_serialization=True)
+    return path
+
+
+def flux_controlnet(
+    *,
+    guidance: bool = True,
+    seed: int = 0,
+    layers: tuple[int, int] = (2, 2),
+    heads: int = 2,
+    control_layers: tuple[int, int] = (2, 1),
+    control_guidance: bool = False,
+    pixels: bool = False,
+    modes: int | None = None,
+) -> Any:
+    """A FluxControlNetPipeline: `flux` with a ControlNet none of whose weights are zero.
+
+    control_layers: its double and single blocks. control_guidance: whether it has a guidance embedding.
+    pixels: XLabs' form, which takes the image itself and not its latents. modes: of the union form.
+    """
+    import torch
+    from diffusers import FluxControlNetModel, FluxControlNetPipeline
+
+    # XLabs' form makes one token of 8x8 pixels; so must the VAE, with the packing.
+    base = flux(guidance=guidance, seed=seed, layers=layers, heads=heads, vae_blocks=2 + pixels)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed + 1)
+        config = {**_transformer_config(control_layers, heads), "guidance_embeds": control_guidance}
+        controlnet = FluxControlNetModel(
+            **config, num_mode=modes, conditioning_embedding_channels=16 if pixels else None
+        )
+        for weight in controlnet.parameters():
+            if not weight.any():
+                torch.nn.init.normal_(weight, std=0.05)
+    return FluxControlNetPipeline(**base.components, controlnet=controlnet.eval())
+
+
+def _transformer_config(layers: tuple[int, int], heads: int) -> dict[str, Any]:
+    return dict(
+        patch_size=1,
+        in_channels=16,
+        num_layers=layers[0],
+        num_single_layers=layers[1],
+        attention_head_dim=16,
+        num_attention_heads=heads,
+        joint_attention_dim=32,
+        pooled_projection_dim=32,
+        axes_dims_rope=[4, 4, 8],
+    )
+
+
+def flux(
+    *,
+    guidance: bool = True,
+    seed: int = 0,
+    layers: tuple[int, int] = (2, 2),
+    heads: int = 2,
+    vae_blocks: int = 2,
+) -> Any:
+    """A FluxPipeline. layers: double and single blocks, of width 16 * heads; VAE factor 2 or more."""
     import torch
     from diffusers import (
         AutoencoderKL,
@@ -36,23 +97,15 @@ def flux(*, guidance: bool = True, seed: int = 0) -> Any:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         transformer = FluxTransformer2DModel(
-            patch_size=1,
-            in_channels=16,
-            num_layers=2,
-            num_single_layers=2,
-            attention_head_dim=16,
-            num_attention_heads=2,
-            joint_attention_dim=32,
-            pooled_projection_dim=32,
-            axes_dims_rope=[4, 4, 8],
+            **_transformer_config(layers, heads),
             guidance_embeds=guidance,
         )
         vae = AutoencoderKL(
             in_channels=3,
             out_channels=3,
-            down_block_types=("DownEncoderBlock2D",) * 2,
-            up_block_types=("UpDecoderBlock2D",) * 2,
-            block_out_channels=(8, 8),
+            down_block_types=("DownEncoderBlock2D",) * vae_blocks,
+            up_block_types=("UpDecoderBlock2D",) * vae_blocks,
+            block_out_channels=(8,) * vae_blocks,
             layers_per_block=1,
             latent_channels=4,
             norm_num_groups=4,
@@ -95,14 +148,14 @@ def _clip() -> Any:
             pad_token_id=_CLIP_EOS,
             hidden_act="gelu",
         )
-    ).eval()
+    ).eval()  # type: ignore[no-untyped-call]
 
 
 def _t5() -> Any:
     from transformers import T5Config, T5EncoderModel
 
     config = T5Config(vocab_size=128, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4)
-    return T5EncoderModel(config).eval()
+    return T5EncoderModel(config).eval()  # type: ignore[no-untyped-call]
 
 
 def _clip_tokenizer() -> Any:

@@ -1,0 +1,157 @@
+"""An image as a parameter: what Diffusers pipelines take, refused or carried as a plain array.
+
+Three forms, told apart on workers by dtype and dimensions alone:
+
+* a PIL image travels as uint8 (height, width, 3), and is resized like the pipeline resizes it;
+* an array of floats in [0, 1] travels as (height, width, 3), and is resized like the pipeline does;
+* a tensor (1, 3, height, width) in [-1, 1] travels as an array of that shape; the pipeline takes it
+  as it is, so it must have the size of the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from ..errors import ParameterError
+from ..outputs import is_tensor
+from ..rules import NOTHING
+
+_FLOATS = ("float16", "float32", "float64")
+
+
+@dataclass(frozen=True)
+class InputImage:
+    """Rule: one RGB image. `height` and `width` are parameters of the same workflow.
+
+    max_bytes: limit on what travels with a request, through the scheduler.
+    """
+
+    max_bytes: int = 64 * 2**20
+
+    def check(self, name: str, value: Any, values: Mapping[str, Any] = NOTHING) -> None:
+        if isinstance(value, Image.Image):
+            _check_pil(name, value)
+        elif is_tensor(value):
+            _check_tensor(name, value, values)
+        elif isinstance(value, np.ndarray):
+            _check_array(name, value)
+        else:
+            raise ParameterError(
+                f"{name} has type {type(value).__name__}, wanted {self.describe()}; open a file "
+                "with PIL.Image.open(path)"
+            )
+
+    def carry(self, name: str, value: Any, values: Mapping[str, Any]) -> np.ndarray:
+        """The array that travels. A PIL image larger than the result is resized here already."""
+        array = self._array(name, value, values)
+        if array.nbytes > self.max_bytes:
+            raise ParameterError(
+                f"{name} is too large: {array.nbytes:,} bytes would travel with the request, limit "
+                f"{self.max_bytes:,}; resize it to the picture's size first"
+            )
+        return array
+
+    def _array(self, name: str, value: Any, values: Mapping[str, Any]) -> np.ndarray:
+        if is_tensor(value):
+            value = value.detach().cpu()
+            # NumPy knows no bfloat16; float32 holds it exactly.
+            exact = value.float() if str(value.dtype) == "torch.bfloat16" else value
+            return np.array(exact.numpy(), order="C")
+        if isinstance(value, np.ndarray):
+            return np.array(value[0] if value.ndim == 4 else value, order="C")
+        size = _target(values)
+        try:
+            if size is not None and _pixels(size) < _pixels(value.size):
+                value = value.resize(size, resample=Image.Resampling.LANCZOS)
+            return np.array(value)
+        except OSError as error:
+            raise ParameterError(
+                f"{name}={value!r} cannot be read: {error}; open the whole file again"
+            ) from error
+
+    def describe(self) -> str:
+        return (
+            "one RGB image: PIL image, float array (H, W, 3) in [0, 1], or tensor "
+            "(1, 3, height, width) in [-1, 1]"
+        )
+
+
+def restore(array: np.ndarray) -> Any:
+    """On a worker: what the pipeline would have been given, a PIL image, an array or a tensor."""
+    if array.dtype == np.uint8:
+        return Image.fromarray(array)
+    if array.ndim == 3:
+        return array
+    import torch
+
+    return torch.from_numpy(np.array(array))  # what has travelled may be read-only
+
+
+def _check_pil(name: str, value: Image.Image) -> None:
+    if value.mode != "RGB":
+        raise ParameterError(
+            f"{name} has mode {value.mode!r}, wanted 'RGB'; use image.convert('RGB')"
+        )
+    if not _pixels(value.size):
+        raise ParameterError(f"{name} has size {value.width}x{value.height}; give it pixels")
+
+
+def _check_array(name: str, value: np.ndarray) -> None:
+    shape = value.shape[1:] if value.ndim == 4 and value.shape[0] == 1 else value.shape
+    if len(shape) != 3 or shape[2] != 3 or not value.size:
+        raise ParameterError(
+            f"{name} is an array of shape {value.shape}, wanted (height, width, 3); stack the "
+            "channels last, a grey image three times"
+        )
+    if value.dtype.name not in _FLOATS:
+        raise ParameterError(
+            f"{name} is an array of {value.dtype}, wanted floats in [0, 1]; pass "
+            "PIL.Image.fromarray(array) for 8-bit pixels"
+        )
+    _check_values(name, value, 0.0, "divide by the largest value, or use (x + 1) / 2")
+
+
+def _check_tensor(name: str, value: Any, values: Mapping[str, Any]) -> None:
+    size = _target(values)
+    wanted = (1, 3, size[1], size[0]) if size is not None else (1, 3, *value.shape[2:])
+    if tuple(value.shape) != wanted or not value.numel():
+        raise ParameterError(
+            f"{name} is a tensor of shape {tuple(value.shape)}, wanted {wanted}: tensors are taken "
+            "as they are; resize it, give other height and width, or pass a PIL image"
+        )
+    if not value.is_floating_point():
+        raise ParameterError(
+            f"{name} is a tensor of {value.dtype}, wanted floats in [-1, 1]; use x / 127.5 - 1"
+        )
+    _check_values(
+        name, value.detach().double().cpu().numpy(), -1.0, "use 2 * x - 1 or x / 127.5 - 1"
+    )
+
+
+def _check_values(name: str, values: np.ndarray, lowest: float, cure: str) -> None:
+    if not np.isfinite(values).all():
+        bad = int(values.size - np.isfinite(values).sum())
+        raise ParameterError(
+            f"{name} holds {bad} of {values.size} values that are NaN or infinite; repair them, "
+            "for example with numpy.nan_to_num"
+        )
+    least, most = float(values.min()), float(values.max())
+    if least < lowest or most > 1.0:
+        raise ParameterError(
+            f"{name} holds values from {least:g} to {most:g}; allowed: {lowest:g} to 1; {cure}"
+        )
+
+
+def _target(values: Mapping[str, Any]) -> tuple[int, int] | None:
+    """(width, height) of the result, if they are known."""
+    size = values.get("width"), values.get("height")
+    return size if None not in size else None  # type: ignore[return-value]
+
+
+def _pixels(size: tuple[int, int]) -> int:
+    return size[0] * size[1]

@@ -1,0 +1,638 @@
+"""FLUX.1 with a ControlNet: images equal FluxControlNetPipeline's; residuals arrive block by block."""
+
+from __future__ import annotations
+
+import functools
+import json
+import shutil
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+from distributed import Client
+from PIL import Image
+
+import st2i_dask as st2i
+from st2i_dask.catalogue import tiny
+from st2i_dask.catalogue.flux_controlnet_parts import DOUBLES, SINGLES, FluxControlNet, VaeEncoder
+from st2i_dask.catalogue.flux_parts import FluxTransformer, VaeDecoder
+from st2i_dask.dag import build
+from st2i_dask.fusion import fuse
+from st2i_dask.invocation import BoundTask
+from st2i_dask.outputs import TaskOutputs
+from st2i_dask.plan import pack
+from st2i_dask.trace import Trace, tracing
+
+# Workers run one torch thread each; the reference must sum in the same order.
+torch.set_num_threads(1)
+
+TIMEOUT = 120
+
+FORMS = {
+    "dev": dict(guidance=True, control_guidance=True, layers=(3, 4), control_layers=(2, 3)),
+    "doubles": dict(guidance=True, layers=(3, 2), control_layers=(2, 0)),
+    "schnell": dict(guidance=False, control_layers=(1, 1)),
+    "pixels": dict(guidance=True, layers=(3, 2), control_layers=(2, 0), pixels=True),
+    "union": dict(guidance=False, control_guidance=True, modes=4),
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    root = tmp_path_factory.mktemp("controlled")
+    return {form: tiny.save_flux_controlnet(root / form, **FORMS[form]) for form in FORMS}
+
+
+@pytest.fixture(scope="module")
+def client():
+    with (
+        st2i.local_cluster(2, dashboard_address=None) as cluster,
+        Client(cluster) as client,
+    ):
+        st2i.attach(client)
+        yield client
+
+
+@functools.cache
+def reference(folder, dtype):
+    from diffusers import FluxControlNetPipeline
+
+    pipeline = FluxControlNetPipeline.from_pretrained(folder, dtype=getattr(torch, dtype))
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
+
+
+def expected(pipeline, *, seed, num_steps, output_type="pt", **parameters):
+    return pipeline(
+        **parameters,
+        num_inference_steps=num_steps,
+        output_type=output_type,
+        generator=torch.Generator("cpu").manual_seed(seed),
+    ).images[0]
+
+
+def pixels(height, width, seed=0):
+    return np.random.default_rng(seed).random((height, width, 3), dtype=np.float32)
+
+
+def picture(height, width, seed=0):
+    return Image.fromarray((pixels(height, width, seed) * 255).astype(np.uint8))
+
+
+# ---------------------------------------------------------------- equal to the pipeline
+
+SCALE, START, END = (
+    "controlnet_conditioning_scale",
+    "control_guidance_start",
+    "control_guidance_end",
+)
+ACROSS = [  # on a cluster: values cross processes
+    ("dev", "bfloat16", {SCALE: 0.7, START: 0.25, END: 0.75, "num_steps": 8}),
+    ("doubles", "float32", dict(num_steps=3, height=48, width=20, seed=-3)),
+]
+TENSOR = torch.from_numpy(pixels(48, 32).transpose(2, 0, 1)[None] * 2 - 1)
+CASES = [
+    # form, dtype, parameters (seed 0, 3 steps, 32x32 pixels and an image of that size by default)
+    ("dev", "float32", {SCALE: 0.7}),
+    ("dev", "float32", {SCALE: 0.0, "seed": 5}),
+    ("dev", "float32", dict(height=20, width=48, control_image=picture(64, 64), seed=2**63)),
+    ("dev", "float32", dict(height=48, width=32, control_image=TENSOR, guidance_scale=1.0)),
+    ("dev", "bfloat16", dict(height=48, width=32, control_image=TENSOR.bfloat16())),
+    ("dev", "bfloat16", {SCALE: 0.7, "num_steps": 28}),
+    ("dev", "bfloat16", {SCALE: 0.7, START: 0.25, END: 0.75, "num_steps": 8}),
+    ("dev", "float32", {START: 0.34, "num_steps": 3}),
+    ("dev", "float32", {END: 0.0}),
+    ("doubles", "float32", dict(num_steps=5, seed=-3)),
+    ("doubles", "bfloat16", {SCALE: 1.3, "height": 36, "width": 52}),
+    ("doubles", "float32", dict(control_image=pixels(30, 50), height=36, width=20)),
+    ("schnell", "float32", {SCALE: 0.7, "num_steps": 1}),
+    ("schnell", "bfloat16", {SCALE: 0.7, "num_steps": 4, END: 0.5}),
+    ("schnell", "bfloat16", dict(control_image=pixels(48, 40)[None].astype(np.float64))),
+    ("pixels", "float32", {SCALE: 0.7, "height": 32, "width": 48}),
+    ("pixels", "bfloat16", dict(control_image=picture(90, 50), height=48, width=16, num_steps=5)),
+    ("union", "float32", dict(control_mode=2)),
+    ("union", "bfloat16", dict(control_mode=0, num_steps=4)),
+]
+
+
+def completed(parameters):
+    defaults = dict(prompt="a cat", seed=0, num_steps=3, height=32, width=32)
+    return {**defaults, "control_image": picture(32, 32), **parameters}
+
+
+def check(ours, form_folder, dtype, parameters):
+    theirs = expected(reference(form_folder, dtype), **parameters)
+    assert str(theirs.dtype) == f"torch.{dtype}"
+    assert ours.shape == (3, parameters["height"], parameters["width"])
+    assert torch.equal(ours.float(), theirs.float())
+    assert ours.std() > 0.01  # not a constant picture, which would prove nothing
+
+
+class _Done:
+    """A producer that has ended."""
+
+    def __init__(self, outputs):
+        self._outputs = outputs
+
+    def outputs(self):
+        return self._outputs
+
+    def items(self, export):
+        return None
+
+
+_components = {}
+
+
+@torch.no_grad()
+def run_here(workflow, **parameters):
+    """The result of a request, its tasks run one after another in this process."""
+    request = workflow.request(output_type="pt", **parameters)
+    results = {}
+    for key, task in request.tasks.items():
+        packed, values, about, callbacks, *dependencies = task.args
+        made = BoundTask(
+            packed,
+            values,
+            about,
+            [results[dependency.key] for dependency in dependencies],
+            [_Done(results[callback]) for callback in callbacks],
+        )
+        model_fn = made.model_fn
+        if model_fn.model_key not in _components:
+            _components[model_fn.model_key] = model_fn.load_model(model_fn.model_path)
+        result = made.evaluate(_components[model_fn.model_key])
+        results[key] = result if key == request.key else TaskOutputs(result)
+    return results[request.key]
+
+
+@pytest.mark.parametrize(("form", "dtype", "parameters"), CASES)
+def test_tensor_equals_the_pipelines(folders, form, dtype, parameters):
+    parameters = completed(parameters)
+    ours = run_here(st2i.load(folders[form], dtype=dtype), **parameters)
+    check(ours, folders[form], dtype, parameters)
+
+
+@pytest.mark.parametrize(("form", "dtype", "parameters"), ACROSS)
+def test_tensor_from_a_cluster_equals_the_pipelines(client, folders, form, dtype, parameters):
+    parameters = completed(parameters)
+    workflow = st2i.load(folders[form], dtype=dtype)
+    future = workflow.submit(client, output_type="pt", **parameters)
+    check(future.result(timeout=TIMEOUT), folders[form], dtype, parameters)
+
+
+def test_every_control_parameter_changes_the_picture(folders):
+    """Otherwise equality would say little about it."""
+    common = completed({"control_mode": 1, "num_steps": 4})
+    variants = [
+        {},
+        {"control_mode": 2},
+        {SCALE: 0.5},
+        {START: 0.5},
+        {END: 0.5},
+        {"control_image": picture(32, 32, seed=1)},
+        {"guidance_scale": 1.0},
+    ]
+    workflow = st2i.load(folders["union"], dtype="float32")
+    images = [run_here(workflow, **{**common, **more}) for more in variants]
+    for i, image in enumerate(images):
+        assert not any(torch.equal(image, other) for other in images[:i]), variants[i]
+
+
+def test_png_pixels_equal_the_pipelines(client, folders, tmp_path):
+    parameters = dict(prompt="a cat", seed=11, num_steps=2, height=32, width=48)
+    parameters["control_image"] = picture(33, 47)
+    image = st2i.load(folders["dev"], dtype="float32").submit(client, **parameters)
+    image.result(timeout=TIMEOUT).save(tmp_path / "cat.png")
+    theirs = expected(reference(folders["dev"], "float32"), output_type="pil", **parameters)
+    with Image.open(tmp_path / "cat.png") as ours:
+        assert np.array_equal(np.asarray(ours), np.asarray(theirs))
+        assert ours.text["prompt"] == "a cat"
+        assert "control_image" not in ours.text["parameters"]
+
+
+@pytest.fixture
+def apart(folders, tmp_path):
+    """A plain FLUX.1 folder, and a ControlNet in a folder of its own."""
+    shutil.copytree(folders["dev"], tmp_path / "plain")
+    shutil.move(tmp_path / "plain" / "controlnet", tmp_path / "canny")
+    index = tmp_path / "plain" / "model_index.json"
+    parts = json.loads(index.read_text())
+    del parts["controlnet"]
+    parts["_class_name"] = "FluxPipeline"
+    index.write_text(json.dumps(parts))
+    return tmp_path / "plain", tmp_path / "canny"
+
+
+def test_a_controlnet_from_elsewhere_goes_with_a_plain_folder(apart, fresh_registry):
+    from diffusers import FluxControlNetModel, FluxControlNetPipeline
+
+    plain, canny = apart
+    parameters = dict(prompt="a cat", seed=4, num_steps=3, height=32, width=32)
+    parameters["control_image"] = picture(32, 32)
+    controlled = st2i.load(plain, controlnet=canny, dtype="bfloat16")
+    assert controlled.name == "plain+canny:bfloat16"
+    assert controlled is not st2i.load(plain, dtype="bfloat16")
+    ours = run_here(controlled, **parameters)
+    controlnet = FluxControlNetModel.from_pretrained(canny, torch_dtype=torch.bfloat16)
+    pipeline = FluxControlNetPipeline.from_pretrained(
+        plain, controlnet=controlnet, dtype=torch.bfloat16
+    )
+    pipeline.set_progress_bar_config(disable=True)
+    assert torch.equal(ours, expected(pipeline, **parameters))
+
+
+def test_two_dtypes_are_refused_with_the_cure(apart, fresh_registry):
+    plain, canny = apart
+    from diffusers import FluxControlNetModel
+
+    half = FluxControlNetModel.from_pretrained(canny, torch_dtype=torch.bfloat16)
+    half.save_pretrained(canny)
+    with pytest.raises(st2i.LoadError, match=r"canny.*bfloat16.*float32; give both one"):
+        run_here(st2i.load(plain, controlnet=canny), **completed({}))
+
+
+# ---------------------------------------------------------------- what is composed
+
+
+def request(folder, **parameters):
+    parameters = {"control_image": picture(32, 32), "num_steps": 8, **parameters}
+    return st2i.load(folder).request(prompt="a cat", **parameters)
+
+
+def count(request, name):
+    return sum(annotation["fn"] == name for annotation in request.annotations.values())
+
+
+def test_one_task_per_invocation_and_none_outside_the_window(folders):
+    assert len(request(folders["dev"]).tasks) == 20  # CLIP, T5, both VAEs, 8 + 8 steps
+    windowed = request(folders["dev"], control_guidance_start=0.25, control_guidance_end=0.75)
+    assert count(windowed, "FluxControlNet") == 4
+    assert count(windowed, "FluxTransformer") == 8
+    assert count(request(folders["pixels"]), "VaeEncoder") == 0
+
+
+def test_residuals_are_callback_inputs_of_every_step(folders):
+    made = request(folders["dev"])
+    transformers = [a for a in made.annotations.values() if a["fn"] == "FluxTransformer"]
+    assert all(len(a["callbacks"]) == 1 for a in transformers)
+
+
+def test_one_vae_and_one_transformer_serve_encoder_decoder_and_the_plain_pipeline(folders):
+    source = str(folders["dev"])
+    encoder, decoder = VaeEncoder(source, dtype="float32"), VaeDecoder(source, dtype="float32")
+    assert encoder.model_key == decoder.model_key
+    assert encoder.model_key != VaeEncoder(source, dtype="bfloat16").model_key
+    models = {a["fn"]: a["model"] for a in request(folders["dev"]).annotations.values()}
+    assert models["VaeEncoder"] == models["VaeDecoder"]
+    assert models["FluxTransformer"] == FluxTransformer(source).model_key
+
+
+def test_parameters_without_use_are_not_there(folders):
+    names = {form: {p.name for p in st2i.load(folders[form]).parameters} for form in FORMS}
+    assert {form for form in FORMS if "control_mode" in names[form]} == {"union"}
+    assert {form for form in FORMS if "guidance_scale" not in names[form]} == {"schnell"}
+
+
+@pytest.mark.parametrize(
+    ("form", "parameters", "message"),
+    [
+        ("dev", dict(control_image=picture(8, 8).convert("L")), "mode 'L'.*convert"),
+        ("dev", dict(control_image="cat.png"), "control_image has type str, wanted one RGB image"),
+        ("dev", dict(control_image=torch.zeros(1, 3, 8, 8)), r"wanted \(1, 3, 256, 256\)"),
+        ("dev", dict(controlnet_conditioning_scale=float("nan")), "-10 to 10"),
+        ("dev", dict(control_guidance_end=1.5), "0 to 1"),
+        ("dev", dict(control_mode=1), "no parameter 'control_mode'"),
+        ("union", {}, "'control_mode' is missing"),
+        ("union", dict(control_mode=4), "0 to 3"),
+    ],
+)
+def test_bad_parameters_are_refused_before_anything_is_sent(folders, form, parameters, message):
+    with pytest.raises(st2i.ParameterError, match=message):
+        request(folders[form], **parameters)
+
+
+def edited(folder, path, **changes):
+    shutil.copytree(folder, path)
+    file = path / "controlnet" / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (dict(_class_name="FluxMultiControlNetModel"), "is a FluxMultiControlNetModel; supported"),
+        (dict(joint_attention_dim=64), "joint_attention_dim=64, the transformer 32; use a"),
+        (dict(num_layers=0), "no double blocks"),
+    ],
+)
+def test_a_controlnet_that_does_not_fit_is_refused(folders, tmp_path, changes, message):
+    with pytest.raises(st2i.LoadError, match=message):
+        st2i.load(edited(folders["dev"], tmp_path / "odd", **changes))
+
+
+# ---------------------------------------------------------------- streaming, in this process
+
+
+@functools.cache
+def loaded(folder, dtype):
+    """ControlNet ModelFn with its components, and the untouched pipeline's ControlNet."""
+    model_fn = FluxControlNet(str(folder), part="controlnet", dtype=dtype)
+    return model_fn, model_fn.load_model(model_fn.model_path)
+
+
+def step_inputs(folder, dtype, seed=0):
+    """One step's inputs, for transformer and ControlNet."""
+    config = reference(folder, dtype).transformer.config
+    kind = getattr(torch, dtype)
+    generator = torch.Generator().manual_seed(seed)
+
+    def noise(*shape):
+        return torch.randn(*shape, generator=generator).to(kind)
+
+    return dict(
+        latents=noise(1, 64, config.in_channels),
+        timestep=torch.tensor([437.5], dtype=kind),
+        guidance_scale=3.5,
+        pooled_prompt_embeds=noise(1, config.pooled_projection_dim),
+        prompt_embeds=noise(1, 8, config.joint_attention_dim),
+        text_ids=torch.zeros(8, 3, dtype=kind),
+        image_ids=torch.zeros(64, 3, dtype=kind),
+    ), noise(1, 64, config.in_channels)
+
+
+def plain_forward(folder, dtype, inputs, control, scale, mode=None):
+    controlnet = reference(folder, dtype).controlnet
+    guidance = torch.tensor([inputs["guidance_scale"]])
+    return controlnet(
+        hidden_states=inputs["latents"],
+        controlnet_cond=control,
+        controlnet_mode=mode,
+        conditioning_scale=scale,
+        timestep=inputs["timestep"] / 1000,
+        guidance=guidance if controlnet.config.guidance_embeds else None,
+        pooled_projections=inputs["pooled_prompt_embeds"],
+        encoder_hidden_states=inputs["prompt_embeds"],
+        txt_ids=inputs["text_ids"],
+        img_ids=inputs["image_ids"],
+        joint_attention_kwargs={},
+        return_dict=False,
+    )
+
+
+def same(ours, theirs):
+    if ours is None or theirs is None:
+        return ours is theirs
+    return len(ours) == len(theirs) and all(map(torch.equal, ours, theirs))
+
+
+def run_controlnet(folder, dtype, inputs, control, scale, mode=None):
+    model_fn, components = loaded(folder, dtype)
+    return model_fn.execute(
+        components, **inputs, control=control, control_mode=mode, conditioning_scale=scale
+    )
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("scale", [1.0, 0.7, 0.0])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("form", ["dev", "doubles", "schnell", "union"])
+def test_what_is_streamed_is_what_forward_returns(folders, form, dtype, scale):
+    inputs, control = step_inputs(folders[form], dtype)
+    mode = 1 if form == "union" else None
+    outputs = run_controlnet(folders[form], dtype, inputs, control, scale, mode)
+    tensor = None if mode is None else torch.tensor([[mode]])
+    theirs = plain_forward(folders[form], dtype, inputs, control, scale, tensor)
+    assert same(outputs[DOUBLES], theirs[0])
+    assert same(outputs[SINGLES], theirs[1])
+    assert scale == 0 or all(residual.abs().max() > 0 for residual in outputs[DOUBLES])
+
+
+@torch.no_grad()
+def test_residuals_are_made_once_each_as_soon_as_their_block_has_run(folders):
+    _, components = loaded(folders["dev"], "float32")
+    controlnet = components["controlnet"]
+    events, handles = [], []
+    blocks = [*controlnet.transformer_blocks, *controlnet.single_transformer_blocks]
+    projections = [*controlnet.controlnet_blocks, *controlnet.controlnet_single_blocks]
+    for i, (block, projection) in enumerate(zip(blocks, projections, strict=True)):
+        handles += [
+            block.register_forward_pre_hook(lambda *_, i=i: events.append(("block", i))),
+            projection.register_forward_hook(
+                lambda m, args, out, i=i: events.append(("residual", i)) if out.numel() else None
+            ),
+        ]
+    inputs, control = step_inputs(folders["dev"], "float32")
+    run_controlnet(folders["dev"], "float32", inputs, control, 0.7)
+    for handle in handles:
+        handle.remove()
+    assert events == [(what, i) for i in range(5) for what in ("block", "residual")]
+
+
+@torch.no_grad()
+def test_a_loaded_controlnet_is_otherwise_what_it_was(folders):
+    """Called directly, also after an execution that failed midway."""
+    _, components = loaded(folders["dev"], "float32")
+    controlnet = components["controlnet"]
+    inputs, control = step_inputs(folders["dev"], "float32")
+
+    def fail(*_):
+        raise ZeroDivisionError
+
+    handle = controlnet.transformer_blocks[1].register_forward_pre_hook(fail)
+    with pytest.raises(ZeroDivisionError):
+        run_controlnet(folders["dev"], "float32", inputs, control, 0.7)
+    handle.remove()
+    theirs = plain_forward(folders["dev"], "float32", inputs, control, 0.7)
+    original = reference(folders["dev"], "float32").controlnet
+    try:
+        reference(folders["dev"], "float32").controlnet = controlnet
+        ours = plain_forward(folders["dev"], "float32", inputs, control, 0.7)
+    finally:
+        reference(folders["dev"], "float32").controlnet = original
+    assert same(ours[0], theirs[0])
+    assert same(ours[1], theirs[1])
+    outputs = run_controlnet(folders["dev"], "float32", inputs, control, 0.7)
+    assert same(outputs[DOUBLES], theirs[0])
+
+
+def test_threads_share_one_controlnet(folders):
+    """A worker may run two invocations of one model at once."""
+    inputs = [step_inputs(folders["dev"], "float32", seed) for seed in range(3)]
+    scales = (1.0, 0.7, 0.3)
+    found = [[] for _ in inputs]
+    together = threading.Barrier(len(inputs))
+    controlnet = loaded(folders["dev"], "float32")[1]["controlnet"]
+
+    def meet():
+        together.wait(timeout=TIMEOUT)
+
+    handles = [
+        block.register_forward_pre_hook(lambda *_: meet())
+        for block in controlnet.single_transformer_blocks
+    ]
+
+    @torch.no_grad()
+    def run(number):
+        for _ in range(4):
+            found[number].append(
+                run_controlnet(folders["dev"], "float32", *inputs[number], scales[number])
+            )
+
+    threads = [threading.Thread(target=run, args=(n,)) for n in range(len(inputs))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=TIMEOUT)
+    for handle in handles:
+        handle.remove()
+    for number, (step, control) in enumerate(inputs):
+        with torch.no_grad():
+            theirs = plain_forward(folders["dev"], "float32", step, control, scales[number])
+        assert len(found[number]) == 4
+        assert all(same(outputs[DOUBLES], theirs[0]) for outputs in found[number])
+        assert all(same(outputs[SINGLES], theirs[1]) for outputs in found[number])
+
+
+class Channel:
+    """A producer's exports, item by item, between two threads; notes when each item came."""
+
+    def __init__(self, exports):
+        self.values = [[] for _ in range(exports)]
+        self.times = [[] for _ in range(exports)]
+        self._lengths = {}
+        self._changed = threading.Condition()
+
+    def open(self, export, length):  # BoundTask's open_stream
+        with self._changed:
+            self._lengths[export] = length
+            self._changed.notify_all()
+        return _End(self, export)
+
+    def items(self, export):
+        return _End(self, export)
+
+    def outputs(self):
+        raise AssertionError("the whole output was wanted")
+
+
+class _End:
+    def __init__(self, channel, export):
+        self.channel, self.export = channel, export
+
+    def put(self, index, item):
+        with self.channel._changed:
+            assert index == len(self.channel.values[self.export])
+            self.channel.values[self.export].append(item)
+            self.channel.times[self.export].append(time.perf_counter())
+            self.channel._changed.notify_all()
+        return item
+
+    def _wait(self, there):
+        with self.channel._changed:
+            assert self.channel._changed.wait_for(there, timeout=TIMEOUT)
+
+    def length(self):
+        self._wait(lambda: self.export in self.channel._lengths)
+        return self.channel._lengths[self.export]
+
+    def item(self, index):
+        self._wait(lambda: len(self.channel.values[self.export]) > index)
+        return self.channel.values[self.export][index]
+
+
+@st2i.glue
+def pass_on(value):
+    return value
+
+
+class Last(st2i.ModelFn):
+    """Keeps the producer of the transformer's callback inputs."""
+
+    def setup_io(self):
+        self.add_input("value")
+        self.add_output("same")
+
+    def execute(self, model_components, value):
+        return {"same": value}
+
+
+def one_step(folder, inputs, control):
+    """Packed tasks of ControlNet and transformer in one step."""
+    controlnet, _ = loaded(folder, "float32")
+    transformer = FluxTransformer(str(folder), dtype="float32")
+    with tracing(Trace("step")) as trace:
+        made = controlnet(**inputs, control=control, conditioning_scale=0.7)
+        noise = transformer(
+            **inputs,
+            controlnet_block_samples=made.controlnet_block_samples,
+            controlnet_single_block_samples=made.controlnet_single_block_samples,
+        )
+        result = Last()(pass_on(noise))
+    dag = build(trace, result)
+    return transformer, pack(dag, fuse(dag))[:2]
+
+
+def test_the_transformer_runs_while_the_controlnet_does(folders):
+    """The ControlNet's last block waits for the transformer's first: neither can come after."""
+    folder = folders["dev"]
+    inputs, control = step_inputs(folder, "float32")
+    transformer, (first, second) = one_step(folder, inputs, control)
+    _, components = loaded(folder, "float32")
+    pipeline = transformer.load_model(transformer.model_path)
+    channel = Channel(2)
+    producer = BoundTask(first, {}, None, (), open_stream=channel.open)
+    consumer = BoundTask(second, {}, None, (), producers=[channel])
+    begun, marks = threading.Event(), {}
+
+    def mark(name):
+        marks[name] = time.perf_counter()
+
+    def starts():
+        mark("transformer")
+        begun.set()
+
+    def hold(*_):
+        marks["began in time"] = begun.wait(timeout=20)
+
+    # Once the transformer's second block starts, the first residual has been added.
+    blocks = pipeline["pipeline"].transformer.transformer_blocks
+    handles = [
+        blocks[1].register_forward_pre_hook(lambda *_: starts()),
+        components["controlnet"].single_transformer_blocks[-1].register_forward_pre_hook(hold),
+    ]
+    outputs = []
+
+    @torch.no_grad()
+    def produce():
+        outputs.append(producer.evaluate(components))
+        mark("controlnet")
+
+    thread = threading.Thread(target=produce)
+    thread.start()
+    with torch.no_grad():
+        (noise,) = consumer.evaluate(pipeline)
+    thread.join(timeout=TIMEOUT)
+    for handle in handles:
+        handle.remove()
+
+    assert marks["began in time"]
+    doubles, singles = channel.times
+    assert [len(doubles), len(singles)] == [2, 3]
+    assert sorted(doubles + singles) == doubles + singles
+    assert doubles[0] < marks["transformer"] < singles[-1] < marks["controlnet"]
+    with torch.no_grad():
+        theirs = plain_forward(folder, "float32", inputs, control, 0.7)
+        whole = transformer.execute(
+            pipeline,
+            **inputs,
+            controlnet_block_samples=theirs[0],
+            controlnet_single_block_samples=theirs[1],
+            controlnet_blocks_repeat=None,
+        )["noise_pred"]
+    assert torch.equal(noise, whole)
+    assert same(TaskOutputs(outputs[0]).values[0], theirs[0])
+    assert same(TaskOutputs(outputs[0]).values[1], theirs[1])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
 import select
 import subprocess
 import sys
@@ -15,11 +16,11 @@ TIMEOUT = 30.0
 
 
 class Pe:
-    """The parent's end. faults: of nvshmem_fake.Faults."""
+    """The parent's end. faults: of nvshmem_fake.Faults. script: this one, or one with more commands."""
 
-    def __init__(self, root, **faults):
+    def __init__(self, root, script=__file__, **faults):
         self._process = subprocess.Popen(
-            [sys.executable, __file__, str(root), json.dumps(faults)],
+            [sys.executable, script, str(root), json.dumps(faults)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -61,18 +62,26 @@ def pattern(seed, nbytes):
 
 
 def digest(tensor):
-    return hashlib.sha256(tensor.numpy().tobytes()).hexdigest()
+    return hashlib.sha256(tensor.cpu().numpy().tobytes()).hexdigest()
 
 
-class _Child:
+class Child:
+    """The commands."""
+
+    where = "cpu"  # torch's name of the memory
+
     def __init__(self, root, faults):
         import torch
-        from nvshmem_fake import Faults, pe
 
         torch.set_num_threads(1)
-        self.library, self.cuda, self.world = pe(root, Faults(**faults))
+        self.library, self.cuda = self.parts(root, faults)
         self.heap = None
         self.kept = []
+
+    def parts(self, root, faults):
+        from nvshmem_fake import Faults, pe
+
+        return pe(root, Faults(**faults))[:2]
 
     def mint(self):
         return base64.b64encode(self.library.mint()).decode()
@@ -118,23 +127,33 @@ class _Child:
         self.heap._check()
         return self.heap.used_bytes
 
-    def pull(self, uuid, size, pe, offset, nbytes, generation):
+    def pull(self, *ticket):
         import torch
 
-        from worker_plugin.heap import HeapAddress, Ticket
-
-        into = torch.zeros(nbytes, dtype=torch.uint8)
-        there = HeapAddress("nvshmem", uuid, size, (1, pe))
-        found = self.heap.pull(Ticket(there, offset, nbytes, generation), into)
+        into = torch.zeros(ticket[4], dtype=torch.uint8, device=self.where)
+        found = self.heap.pull(self.ticket(*ticket), into)
         return [found, digest(into)]
 
+    def ticket(self, uuid, size, pe, offset, nbytes, generation):
+        from worker_plugin.heap import HeapAddress, Ticket
 
-def main():
-    child = _Child(Path(sys.argv[1]), json.loads(sys.argv[2]))
+        there = HeapAddress("nvshmem", uuid, size, (1, pe))
+        return Ticket(there, offset, nbytes, generation)
+
+    def finalize(self):
+        self.library.finalize()
+        return True
+
+
+def main(kind):
+    # What libraries print must not come between the answers.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    child = kind(Path(sys.argv[1]), json.loads(sys.argv[2]))
     for line in sys.stdin:
         command, *arguments = json.loads(line)
-        print(json.dumps(getattr(child, command)(*arguments)), flush=True)
+        print(json.dumps(getattr(child, command)(*arguments)), file=answers, flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    main(Child)

@@ -14,7 +14,9 @@ from st2i_dask.catalogue.folder import (
     DTYPES,
     PACKAGED,
     check_dtype,
+    load_component,
     load_parts,
+    read_component,
     read_folder,
     stored_dtype,
 )
@@ -164,6 +166,44 @@ def test_parts_that_cannot_be_loaded_are_refused(path):
     message = refused(lambda: load_parts(str(path), {"transformer"}, "float32"))
     assert f"{str(path)!r}: transformer cannot be loaded" in message
     assert "check that the folder is whole and visible on every worker" in message
+
+
+# ---------------------------------------------------------------- a model in a folder of its own
+
+
+@pytest.fixture
+def alone(tmp_path):
+    """A VAE's folder, its weights in bfloat16."""
+    import torch
+    from diffusers import AutoencoderKL
+
+    vae = AutoencoderKL(block_out_channels=(4,), norm_num_groups=2).to(torch.bfloat16)
+    vae.save_pretrained(tmp_path / "my-vae")
+    return tmp_path / "my-vae"
+
+
+def test_a_component_is_found_and_its_configuration_read(alone, monkeypatch):
+    monkeypatch.chdir(alone.parent)
+    folder = read_component("my-vae")
+    assert (folder.source, folder.path.absolute()) == (str(alone), alone)
+    assert folder.config["_class_name"] == "AutoencoderKL"
+
+
+@pytest.mark.parametrize(("dtype", "loaded"), [(None, "bfloat16"), ("float32", "float32")])
+def test_a_component_is_loaded_as_stored_or_as_asked(alone, dtype, loaded):
+    vae = load_component(str(alone), "AutoencoderKL", dtype)
+    assert str(vae.dtype) == f"torch.{loaded}"
+    assert not vae.training
+
+
+def test_a_component_that_is_nowhere_or_broken_is_refused(alone, path):
+    message = refused(lambda: read_component("no/where"))
+    assert "give a path to a folder with config.json" in message
+    assert str(path / "config.json") in refused(lambda: read_component(str(path)))
+    for file in alone.glob("*.safetensors"):
+        file.write_bytes(file.read_bytes()[:100])
+    message = refused(lambda: load_component(str(alone), "AutoencoderKL", "float32"))
+    assert f"{str(alone)!r}: AutoencoderKL cannot be loaded" in message
 
 
 # ---------------------------------------------------------------- dtypes

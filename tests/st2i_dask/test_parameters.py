@@ -147,6 +147,57 @@ def test_a_missing_parameter_is_named():
     assert "parameter 'n' is missing; it takes: prompt, n" in refused(f, prompt="a")
 
 
+# ---------------------------------------------------------------- what travels
+
+
+class Doubled:
+    """A rule that sends twice the value, once it is allowed; `limit` is another parameter."""
+
+    def check(self, name, value, values):
+        if value > values.get("limit", math.inf):
+            raise ParameterError(f"{name}={value} is over {values['limit']}")
+
+    def carry(self, name, value, values):
+        if value == 3:
+            raise ParameterError(f"{name}={value} cannot be doubled under {values['limit']}")
+        return 2 * value
+
+    def describe(self):
+        return "a number to double"
+
+
+def test_a_rule_may_give_the_form_that_is_sent():
+    def f(
+        n: Annotated[Any, Doubled()], limit: Data[int] = 9, m: Annotated[Any, Doubled()] = None
+    ): ...
+
+    assert bound(f, n=4) == {"n": 8, "limit": 9, "m": None}
+    assert bound(f, n=4, m=5) == {"n": 8, "limit": 9, "m": 10}
+    assert "n=4 is over 3" in refused(f, n=4, limit=3)  # rules see what was given
+    assert "n=3 cannot be doubled under 9" in refused(f, n=3)
+
+
+class Counted(Doubled):
+    """A rule that sends how many there are."""
+
+    def check(self, name, value, values): ...
+    def carry(self, name, value, values):
+        return len(value)
+
+
+class Locked(list):
+    def __reduce__(self):
+        raise TypeError("locked")
+
+
+def test_only_the_form_that_is_sent_must_be_sendable():
+    def f(n: Annotated[Any, Counted()]): ...
+    def g(n: Any): ...
+
+    assert bound(f, n=Locked([1, 2])) == {"n": 2}
+    assert "cannot be sent to workers" in refused(g, n=Locked([1, 2]))
+
+
 # ---------------------------------------------------------------- types
 
 

@@ -20,6 +20,7 @@ from .cost_model import CostModel
 from .fair_queue import FairQueue
 from .policy import FairPolicy
 from .settings import Settings
+from .streams import quicken, restore
 from .usage import UsageTotals
 
 #: Name under which the plugin is registered with the scheduler.
@@ -56,31 +57,24 @@ class ServingSchedulerPlugin(SchedulerPlugin):
             "st2i_costs": self.costs,
         }
         scheduler.handlers.update(self._handlers)
-        for stream in [*scheduler.stream_comms.values(), *scheduler.client_comms.values()]:
-            _send_at_once(stream)
+        for stream in scheduler.stream_comms.values():
+            quicken(stream)
 
     async def close(self) -> None:
         self.bridge.stop()
         for name in self._handlers:
             self.scheduler.handlers.pop(name, None)
+        for stream in self.scheduler.stream_comms.values():
+            restore(stream)
 
     # -- hooks -------------------------------------------------------------------------------------
 
     def add_worker(self, scheduler: Any, worker: str) -> None:
-        _send_at_once(scheduler.stream_comms[worker])
+        quicken(scheduler.stream_comms[worker])
         self.bridge.joined(worker)
 
     def remove_worker(self, scheduler: Any, worker: str, **kwargs: Any) -> None:
         self.bridge.left(worker)
-
-    def add_client(self, scheduler: Any, client: str) -> None:
-        # Dask makes the client's stream right after this hook.
-        scheduler.loop.add_callback(self._quicken_client, client)
-
-    def _quicken_client(self, client: str) -> None:
-        stream = self.scheduler.client_comms.get(client)
-        if stream is not None:
-            _send_at_once(stream)
 
     def update_graph(
         self, scheduler: Any, *, tasks: list[Any], stimulus_id: str, **kwargs: Any
@@ -165,9 +159,3 @@ class ServingSchedulerPlugin(SchedulerPlugin):
             except PolicyError as error:
                 return {"error": str(error)}
         return {"costs": json.dumps(self.policy.costs.to_dict())}
-
-
-def _send_at_once(stream: Any) -> None:
-    # BatchedSend waits this long between messages (5 ms by default) so that it can merge them; a
-    # dependent hop would wait for it twice.
-    stream.interval = 0

@@ -6,8 +6,8 @@
 #pragma once
 
 #include <cstdint>
-#include <cstring>
 
+#include "copy.hpp"
 #include "segment.hpp"
 
 namespace st2i {
@@ -17,7 +17,7 @@ inline void racing_copy(char *to, const char *from, std::uint64_t nbytes) {
 #ifdef __SANITIZE_THREAD__
   for (std::uint64_t i = 0; i < nbytes; ++i) to[i] = __atomic_load_n(from + i, __ATOMIC_RELAXED);
 #else
-  std::memcpy(to, from, nbytes);
+  copy_bytes(to, from, nbytes);
 #endif
 }
 

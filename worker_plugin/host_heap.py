@@ -147,9 +147,11 @@ class HostHeap:
             try:
                 pid, fd = other.place
                 peer = _core.Peer(pid, fd, _segment_name(other.uuid))
-            except Exception:
+            except Exception as error:
                 self._unreachable.add(other.uuid)
-                raise
+                if isinstance(error, OSError):
+                    raise
+                raise OSError(f"host heap {other.uuid} has no such place: {other.place}") from error
             self._peers[other.uuid] = (other, peer)
         self.forget_lost()
         return peer

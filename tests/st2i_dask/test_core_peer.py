@@ -262,25 +262,31 @@ def test_copying_leaves_the_interpreter_to_others():
     block = heap.allocate(128 * MIB)
     peer = Peer(heap.pid, heap.fd, heap.name)
     into = np.zeros(block.nbytes, np.uint8)
+    ticket = (block.offset, block.generation, block.nbytes, into.ctypes.data)
     span = []
 
     def copy():
         begun = time.monotonic()
-        assert peer.get(block.offset, block.generation, block.nbytes, into.ctypes.data)
-        span.extend([begun, time.monotonic()])
+        assert peer.get(*ticket)
+        span[:] = [begun, time.monotonic()]
 
-    for _ in range(5):  # another process may have the core for all of one copy
-        span.clear()
-        ticks = []
-        copier = threading.Thread(target=copy)
-        copier.start()
-        while copier.is_alive():
-            ticks.append(time.monotonic())
-        copier.join()
-        quarter = (span[1] - span[0]) / 4
-        if any(span[0] + quarter < tick < span[1] - quarter for tick in ticks):
-            return
-    raise AssertionError("no Python ran in the middle of a copy")
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for _ in range(5):  # another process may have the core for all of one copy
+            ticks = []
+            copier = threading.Thread(target=copy)
+            copier.start()
+            while copier.is_alive():
+                ticks.append(time.monotonic())
+            copier.join()
+            begun, ended = span
+            during = [begun, *(tick for tick in ticks if begun < tick < ended), ended]
+            if max(np.diff(during)) < (ended - begun) / 2:
+                return
+    finally:
+        sys.setswitchinterval(interval)
+    raise AssertionError("no Python ran while a copy did")
 
 
 def test_threads_share_a_peer():

@@ -220,7 +220,7 @@ def test_many_threads_open_another_heap_once(monkeypatch):
 
 
 def test_what_cannot_be_reached_is_false_and_then_cheap(monkeypatch):
-    heap = HostHeap(MIB)
+    heap, another = HostHeap(MIB), HostHeap(MIB)
     pid, fd = heap.address.place
     strangers = [
         HeapAddress("host", "a" * 32, MIB, (pid, fd)),
@@ -234,6 +234,8 @@ def test_what_cannot_be_reached_is_false_and_then_cheap(monkeypatch):
         assert heap.reach(stranger) is False
         with pytest.raises(OSError, match=stranger.uuid):
             heap.pull(Ticket(stranger, 0, 10, 1), into)
+        with pytest.raises(OSError, match=stranger.uuid):
+            another.pull(Ticket(stranger, 0, 10, 1), into)
     assert heap.reach(None) is False
     monkeypatch.setattr(host_heap._core, "Peer", None)  # a second try would be a TypeError
     for stranger in strangers:

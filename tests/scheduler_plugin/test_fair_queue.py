@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from scheduler_plugin.candidates import Candidate
-from scheduler_plugin.fair_queue import FairQueue
+from scheduler_plugin.fair_queue import FEW, FairQueue
 from scheduler_plugin.outline import Outline, Step
 from st2i_dask.errors import PolicyError
 
@@ -199,6 +199,34 @@ def expected(candidates, vtimes, outlook, slack, now):
 
 
 SECONDS = st.sampled_from([0.0, 0.5, 1.0, 2.0, 3.0, 7.0])
+#: Values that meet often, and values that hardly ever do and round when divided.
+ANY_SECONDS = st.one_of(SECONDS, st.floats(0.0, 1e4, allow_subnormal=False))
+
+
+@settings(max_examples=500, deadline=None)
+@given(
+    rows=st.lists(
+        st.tuples(
+            st.sampled_from("abcdefgh"), st.sampled_from("xyz"), st.integers(0, 1), ANY_SECONDS
+        ),
+        min_size=1,
+        max_size=3 * FEW,
+    ),
+    vtimes=st.lists(ANY_SECONDS, min_size=8, max_size=8),
+    costs=st.lists(ANY_SECONDS, min_size=9, max_size=9),
+    slack=ANY_SECONDS,
+    now=ANY_SECONDS,
+)
+def test_few_lanes_are_chosen_from_as_many_are(rows, vtimes, costs, slack, now):
+    """Also across the border between the two, and with requests submitted after `now`."""
+    path, own, load = (dict(zip("xyz", costs[at:], strict=False)) for at in (0, 3, 6))
+    queue = FairQueue(Outlook(path, own, load), slack)
+    vtime = dict(zip("abcdefgh", vtimes, strict=True))
+    for number, (tenant, model, position, since) in enumerate(rows):
+        queue.add(
+            candidate(f"k{number * 7 % 10}-{number}", tenant, model, since, position), vtime[tenant]
+        )
+    assert queue._choose_of_few(now) is queue._choose_of_many(now) is queue.choose(now)
 
 
 class QueueMachine(RuleBasedStateMachine):
@@ -259,6 +287,8 @@ class QueueMachine(RuleBasedStateMachine):
             assert found.key == expected(
                 list(self.waiting.values()), self.vtimes, self.outlook, self.slack, self.now
             )
+            assert self.queue._choose_of_few(self.now) is found
+            assert self.queue._choose_of_many(self.now) is found
 
 
 TestQueueMachine = QueueMachine.TestCase

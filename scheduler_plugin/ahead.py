@@ -8,7 +8,6 @@ completion arrives.
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +19,6 @@ from st2i_dask.request import ANNOTATION
 from .outline import Outline
 
 
-@functools.lru_cache(maxsize=1024)
 def chain_lengths(outline: Outline) -> tuple[int, ...]:
     """For each position, how many steps can run as one task from there on, itself included."""
     lengths = []

@@ -6,6 +6,7 @@ sound is a plain task, and the log says why, once per reason.
 
 from __future__ import annotations
 
+import functools
 import logging
 from dataclasses import dataclass
 from typing import Any
@@ -110,19 +111,18 @@ class Intake:
         for key, annotation in tasks:
             dependencies = self._scheduler.tasks[key].dependencies
             steps.append(
-                Step(
+                (
                     annotation["fn"],
                     annotation["model"],
                     annotation["bucket"],
-                    tuple(sorted(position[d.key] for d in dependencies if d.key in position)),
+                    tuple(sorted([position[d.key] for d in dependencies if d.key in position])),
                     tuple(annotation["callbacks"]),
                 )
             )
         _, first = tasks[0]
-        outline = Outline(first["workflow"], tuple(steps))
+        outline, lengths = _outline(first["workflow"], tuple(steps))
         self._keys[name] = set(position)
         self._at[name] = list(position)
-        lengths = chain_lengths(outline)
         for key, number in position.items():
             self.entries[key] = Entry(name, number, lengths[number])
         return NewRequest(name, first["tenant"], outline)
@@ -150,6 +150,9 @@ def _number(item: tuple[str, list[tuple[Any, dict[str, Any]]]]) -> int:
     return number if type(number) is int else 0
 
 
+#: The fields of a Step.
+_StepFields = tuple[str, str, str, tuple[int, ...], tuple[int, ...]]
+
 _TEXTS = ("request", "workflow", "fn", "model", "bucket")
 
 
@@ -157,11 +160,14 @@ def _unsound(annotation: Any, ts: Any) -> str:
     """Why the task cannot be dispatched by the policy; empty when it can."""
     if not isinstance(annotation, dict):
         return f"the annotation is a {type(annotation).__name__}, not a dict"
-    for name in _TEXTS:
-        if not isinstance(annotation.get(name), str):
-            return f"{name!r} is {_short(annotation.get(name))}, not text"
+    if set(map(type, map(annotation.get, _TEXTS))) != {str}:
+        for name in _TEXTS:
+            if not isinstance(annotation.get(name), str):
+                return f"{name!r} is {_short(annotation.get(name))}, not text"
     callbacks = annotation.get("callbacks")
-    if not isinstance(callbacks, (tuple, list)) or not all(type(p) is int for p in callbacks):
+    if not isinstance(callbacks, (tuple, list)) or (
+        callbacks and set(map(type, callbacks)) != {int}
+    ):
         return f"'callbacks' is {callbacks!r}, not a list of positions"
     position = annotation.get("position")
     if type(position) is not int or position < 0:
@@ -170,13 +176,31 @@ def _unsound(annotation: Any, ts: Any) -> str:
         return "its key is not a string"
     if ts.state != "released":
         return "it was submitted before"
-    try:
-        check_tenant(annotation.get("tenant"))
-    except St2iError:
+    if not _is_tenant(annotation.get("tenant")):
         return f"'tenant' is {_short(annotation.get('tenant'))}, not a tenant's name"
     if ts.worker_restrictions or ts.host_restrictions or ts.resource_restrictions or ts.actor:
         return "it is tied to workers, hosts or resources, where the policy cannot choose"
     return ""
+
+
+def _is_tenant(name: Any) -> bool:
+    return type(name) is str and _is_tenants_name(name)
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_tenants_name(name: str) -> bool:
+    try:
+        check_tenant(name)
+    except St2iError:
+        return False
+    return True
+
+
+@functools.lru_cache(maxsize=1024)
+def _outline(workflow: str, steps: tuple[_StepFields, ...]) -> tuple[Outline, tuple[int, ...]]:
+    """The outline, the same object for all requests of a workflow, and its chain lengths."""
+    outline = Outline(workflow, tuple(Step(*fields) for fields in steps))
+    return outline, chain_lengths(outline)
 
 
 def _short(value: Any) -> str:

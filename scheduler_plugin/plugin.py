@@ -89,11 +89,12 @@ class ServingSchedulerPlugin(SchedulerPlugin):
         self.bridge.transitioned(key, start, finish, stimulus_id, kwargs)
 
     def _account(self, key: Any, message: dict[str, Any]) -> None:
-        annotation = (self.scheduler.tasks[key].annotations or {}).get(ANNOTATION)
         report = (message.get("metadata") or {}).get(ANNOTATION)
+        if not report:
+            return
+        annotation = (self.scheduler.tasks[key].annotations or {}).get(ANNOTATION)
         # Whatever a client wrote there by hand must not stop the bridge.
-        sound = isinstance(annotation, dict) and isinstance(annotation.get("tenant"), str)
-        if sound and report:
+        if isinstance(annotation, dict) and isinstance(annotation.get("tenant"), str):
             self.usage.completed(
                 annotation["tenant"],
                 report["load"],

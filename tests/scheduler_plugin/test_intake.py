@@ -59,6 +59,15 @@ class FakeScheduler:
         return intake, requests
 
 
+def test_requests_of_one_workflow_share_one_outline():
+    one, (first,) = FakeScheduler(*map(annotation, range(3))).take()
+    two, (second,) = FakeScheduler(*(annotation(n, tenant="bob") for n in range(3))).take()
+    assert first.outline is second.outline
+    assert [e.steps for e in one.entries.values()] == [e.steps for e in two.entries.values()]
+    _, (other,) = FakeScheduler(*(annotation(n, bucket="b") for n in range(3))).take()
+    assert other.outline != first.outline
+
+
 def test_sound_annotations_make_a_request():
     intake, (request,) = FakeScheduler(*map(annotation, range(4))).take()
     assert (request.name, request.tenant) == ("r1", "ann")

@@ -137,3 +137,9 @@ class WorldService:
     def _tick(self) -> None:
         self.world.tick(self._clock())
         self._tell()
+
+    def _check(self) -> None:
+        self.world._check()
+        due = self.world.deadline is not None and not self._stopped
+        assert (self._timer is not None) == due
+        assert not self._changed.is_set()

@@ -1,15 +1,13 @@
 """A worker's part of the symmetric heap in device memory, over NVSHMEM.
 
-Layout of the arena, the same on every PE: a scratch word; one word for each granule; the payload. The
-word of the granule where a block starts holds the block's generation. It is set before the block is
-handed out and cleared before its memory can be used again, so whoever copies a block and reads its word
-after that knows whether the copy is the block.
+The word of the granule where a block starts (nvshmem_layout.py) holds the block's generation. It is set
+before the block is handed out and cleared before its memory can be used again, so whoever copies a
+block and reads its word after that knows whether the copy is the block.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 import threading
 import weakref
 from bisect import bisect_right
@@ -21,14 +19,13 @@ from st2i_dask._core import GRANULE, Allocator
 
 from .heap import Block, HeapAddress, Ticket
 from .nvshmem_cuda import Cuda
+from .nvshmem_layout import SCRATCH, WORD, heap_uuid, payload_start, word_of
 from .nvshmem_library import Library, NvshmemError
 
 KIND = "nvshmem"
 
 # Nothing that this module waits for takes longer unless a peer or the device is lost, seconds.
 _WAIT_S = 30.0
-_WORD = 8
-_SCRATCH = 0  # offset in the arena
 
 
 class DeviceBlock:
@@ -74,7 +71,7 @@ class NvshmemHeap:
         self._name = name
         self._pe = pe
         self._n_pes = n_pes
-        self._payload = _payload_start(library.nbytes)
+        self._payload = payload_start(library.nbytes)
         self._allocator = Allocator(library.nbytes - self._payload, kind)
         self._generations = itertools.count(1)
         self._live: dict[int, weakref.ref[DeviceBlock]] = {}
@@ -92,7 +89,9 @@ class NvshmemHeap:
         self._severed = ""  # why no other heap is reached any more
         self._closed = False
         self._stuck: list[Any] = []  # what a copy that never ended may still write to
-        self.address = HeapAddress(KIND, _uuid(name, pe), self._allocator.nbytes, (generation, pe))
+        self.address = HeapAddress(
+            KIND, heap_uuid(name, pe), self._allocator.nbytes, (generation, pe)
+        )
 
     # -- own memory --------------------------------------------------------------------------------
 
@@ -200,7 +199,7 @@ class NvshmemHeap:
         if (
             not isinstance(pe, int)
             or not 0 <= pe < self._n_pes
-            or other.uuid != _uuid(self._name, pe)
+            or other.uuid != heap_uuid(self._name, pe)
         ):
             return f"{other.kind} heap {other.uuid} is not in this worker's NVSHMEM world"
         return None
@@ -231,9 +230,9 @@ class NvshmemHeap:
             source = self._payload + ticket.offset
             self._library.get(landing_at, source, ticket.nbytes, pe, self._pulls)
             # In stream order, so after the bytes: see the module's docstring.
-            scratch = self._library.base + _SCRATCH
-            self._library.get(scratch, _word_of(ticket.offset), _WORD, pe, self._pulls)
-        self._cuda.copy(self._found.address, scratch, _WORD, self._pulls)
+            scratch = self._library.base + SCRATCH
+            self._library.get(scratch, word_of(ticket.offset), WORD, pe, self._pulls)
+        self._cuda.copy(self._found.address, scratch, WORD, self._pulls)
         if landing_at != into_at:
             self._cuda.copy(into_at, landing_at, ticket.nbytes, self._pulls)
         self._finish((landing, into))
@@ -283,8 +282,8 @@ class NvshmemHeap:
     def _set_words(self, offsets: list[int], value: int) -> None:
         self._word.value = value
         for offset in offsets:
-            at = self._library.base + _word_of(offset)
-            self._cuda.copy(at, self._word.address, _WORD, self._words)
+            at = self._library.base + word_of(offset)
+            self._cuda.copy(at, self._word.address, WORD, self._words)
         if not self._cuda.wait(self._cuda.record([self._words]), _WAIT_S):
             raise NvshmemError(
                 f"CUDA device {self._cuda.device} has not copied a word in {_WAIT_S:g} s; "
@@ -292,6 +291,7 @@ class NvshmemHeap:
             )
 
     def _check(self) -> None:
+        self._library._check()
         with self._lock:
             self._allocator._check()
             assert self._starts == sorted(self._live)
@@ -303,21 +303,3 @@ class NvshmemHeap:
             ends = sorted((block.offset, block.offset + block.nbytes) for block in blocks)
             assert all(end <= start for (_, end), (start, _) in itertools.pairwise(ends))
             assert all(start >= 0 and end <= self._allocator.nbytes for start, end in ends)
-
-
-def _uuid(name: str, pe: int) -> str:
-    return f"{name}/{pe}"
-
-
-def _word_of(offset: int) -> int:
-    """Where in the arena the word of the granule at this offset of the payload is."""
-    return _WORD * (1 + offset // GRANULE)
-
-
-def _payload_start(arena: int) -> int:
-    """The first granule of an arena that is not needed for words."""
-    granules = arena // GRANULE
-    head = math.ceil(_WORD * (1 + granules) / GRANULE) * GRANULE
-    if head + GRANULE > arena:
-        raise ValueError(f"an arena of {arena:,} bytes holds no payload; give it {2 * GRANULE:,}")
-    return head

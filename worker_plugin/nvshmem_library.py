@@ -164,3 +164,7 @@ class Library:
                 f"NVSHMEM is {self._state.value} in this process, this needs it {state.value}; "
                 "a process attaches once, restart the worker to attach again"
             )
+
+    def _check(self) -> None:
+        attached = self._state is _State.ATTACHED
+        assert (self.base != 0) == (self.nbytes != 0) == attached

@@ -242,3 +242,10 @@ class Member:
         if not self._process.warned:
             self._process.warned = True
             logger.warning("%s", text[:1].upper() + text[1:])
+
+    def _check(self) -> None:
+        assert (self._outcome is None) == (self._task is None)
+        if self._outcome is not None and self._outcome.done():
+            heap = self._outcome.result()
+            assert heap is None or heap is self._process.heap
+        assert self._process.heap is None or self._process.tried

@@ -28,12 +28,13 @@ async def serving(expected=2, **bounds):
     await server.listen("tcp://127.0.0.1:0")
     try:
         yield service, connect
+        service._check()
     finally:
         service.stop()
         for connection in opened:
             await connection.close_rpc()
         await server.close()
-        service.world._check()
+        service._check()
 
 
 async def joining(connect):

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from .nvshmem_fake import Bindings, Core, Device, FakeCuda, InitStatus, Runtime
+from .nvshmem_fake import Bindings, Core, Device, InitStatus
+from .nvshmem_fake_cuda import FakeCuda, Runtime
 
 
 def folder(package):

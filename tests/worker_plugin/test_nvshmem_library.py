@@ -12,7 +12,8 @@ import pytest
 
 from worker_plugin.nvshmem_library import Library, NvshmemError, Packages
 
-from .nvshmem_fake import Faults, Misuse, pe
+from .nvshmem_fake import Faults, pe
+from .nvshmem_fake_cuda import Misuse
 from .nvshmem_pe import Pe
 
 UID = bytes(128)

@@ -1,24 +1,47 @@
-"""Looking at what travels between tasks, from a client."""
+"""Looking at what travels between the tasks of a request, from a client."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from .errors import ParameterError
 from .outputs import TaskOutputs
 
 if TYPE_CHECKING:
     from distributed import Future
 
 
-def fetch(future: Future, timeout: float | None = None) -> Any:
-    """A future's value in the client's memory, also that of an intermediate task.
+def fetch(future: Future, position: int | None = None, timeout: float | None = None) -> Any:
+    """A request's result or, with `position`, what that invocation hands on to later ones.
 
-    The values that a task hands on to later ones come as a tuple of tensors and plain objects; they
-    stay in the workers' arenas unless somebody asks like this. Make the future before the request
-    runs, and they are kept for it: `distributed.Future("T5Text@flux-001-<request>", client)`, where
-    the request is the last part of its result's key. The result of a request is returned as it is.
+    Intermediate values stay in the workers' arenas unless somebody asks like this. They come as a
+    tuple of tensors and plain objects, in host memory, and are computed again if they were let go.
 
-    timeout: seconds to wait at most; TimeoutError then.
+    position: the number in the task's key, as the Dask dashboard shows it ("T5Text@flux-001-...").
+    timeout: seconds to wait at most; TimeoutError then. ParameterError if there is no such
+    invocation, or if nobody holds the request any more.
     """
+    if position is not None:
+        future = _invocation(future, position)
     value = future.result(timeout=timeout)
     return value.values if isinstance(value, TaskOutputs) else value
+
+
+def _invocation(future: Future, position: int) -> Future:
+    """The future of another task of the same request; from now on its value is kept."""
+    client, request = future.client, str(future.key).rpartition("-")[2]
+    key = client.run_on_scheduler(_key_at, position=position, request=request)
+    if key is None:
+        raise ParameterError(
+            f"request {request!r} has no invocation at position {position!r}, or is unknown to the "
+            "scheduler; keep its future, and take the number from a key on the dashboard"
+        )
+    (wanted,) = client.get({}, [key], sync=False)
+    return wanted
+
+
+def _key_at(dask_scheduler: Any, position: Any, request: str) -> str | None:
+    if type(position) is not int:
+        return None
+    ending = f"-{position:03d}-{request}"
+    return next((key for key in dask_scheduler.tasks if str(key).endswith(ending)), None)

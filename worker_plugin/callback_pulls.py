@@ -51,6 +51,8 @@ class CallbackPulls:
         for name in ("st2i_await", "st2i_stream", "st2i_item"):
             self._worker.handlers.pop(name, None)
         self._worker.stream_handlers.pop("st2i_unblock", None)
+        # Dask keeps handlers in a cache of the process: they must not keep the arena with them.
+        del self._store, self.boards
 
     def producer(self, consumer: str, producer: str) -> Producer:
         """The producer of a callback input, for the consumer's thread."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import asdict, astuple
 from typing import Any
@@ -58,19 +59,22 @@ class Exchange:
         for name in ("st2i_reach", "st2i_data_plane"):
             worker.handlers.pop(name, None)
         del worker.gather_dep, worker.update_data
+        # Dask keeps handlers in a cache of the process: they must not keep the arena with them.
+        del self._store
 
     async def packer(self, who: str | None) -> Callable[[Any], PackedTensor | None] | None:
         """How tensors travel to the worker at that address, counted; for a client (None), as bytes."""
         if who is None:
             return None
+        store = self._store
         reaches, until = self._reachable.get(who, (False, 0.0))
         if time.monotonic() > until:
             reaches = await self._ask(who)
 
         def pack(tensor: Any) -> PackedTensor | None:
-            packed = self._store.pack(tensor) if reaches else None
+            packed = store.pack(tensor) if reaches else None
             if packed is None:
-                self._store.transports.count("comm", tensor.numel() * tensor.element_size())
+                store.transports.count("comm", tensor.numel() * tensor.element_size())
             return packed
 
         return pack
@@ -79,7 +83,12 @@ class Exchange:
 
     async def _get_data(self, comm: Any, keys: Any, who: str | None = None, **options: Any) -> Any:
         with packing(await self.packer(who)):
-            return await self._plain_get_data(comm, keys, who=who, **options)
+            try:
+                return await self._plain_get_data(comm, keys, who=who, **options)
+            except OSError as error:
+                # Dask's log keeps the error, with its frames and the tensors that they refer to.
+                traceback.clear_frames(error.__traceback__)
+                raise
 
     async def _ask(self, who: str) -> bool:
         """Whether that worker reaches our heap: one question at a time, whatever the number of keys."""

@@ -15,6 +15,7 @@ from .arena import Arena, default_bytes
 from .callback_pulls import CallbackPulls
 from .exchange import Exchange
 from .executor import CacheExecutor
+from .heap import SymmetricHeap
 from .host_heap import HostHeap
 from .model_cache import ModelCache
 from .runner import StepRunner
@@ -70,7 +71,7 @@ class ServingPlugin(WorkerPlugin):
         device = self.device or _default_device()
         budget = self.model_bytes or _default_budget(worker, device)
         arena_bytes = self.arena_bytes or default_bytes(_memory_limit(worker))
-        self.store = TensorStore(Arena(HostHeap(arena_bytes, allocator=self.allocator)))
+        self.store = TensorStore(Arena(self.heap(arena_bytes)))
         self.executor = CacheExecutor(ModelCache(budget), device, self.store)
         self.exchange = Exchange(worker, self.store)
         self.exchange.start()
@@ -87,6 +88,10 @@ class ServingPlugin(WorkerPlugin):
             f"{budget:,}",
             f"{arena_bytes:,}",
         )
+
+    def heap(self, nbytes: int) -> SymmetricHeap:
+        """This worker's part of the symmetric heap."""
+        return HostHeap(nbytes, allocator=self.allocator)
 
     def teardown(self, worker: Any) -> None:
         if self.executor is None or self.runner is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import traceback
 from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
@@ -76,6 +77,8 @@ class StepRunner:
                         result.held = boards
                 except ProducerLostError as error:
                     logger.info("%s runs again: %s", key, error)
+                    # They refer to tensors, which would wait for the garbage collector.
+                    traceback.clear_frames(error.__traceback__)
                     raise Reschedule from error
                 except (SystemExit, KeyboardInterrupt) as error:
                     # They would end the worker, and with it everybody's work.

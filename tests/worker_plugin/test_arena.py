@@ -1,0 +1,77 @@
+"""An arena waits for room within its bound and keeps a record of what did not fit."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from st2i_dask._core import GRANULE
+from worker_plugin.arena import Arena, default_bytes
+from worker_plugin.host_heap import HostHeap
+
+
+@pytest.fixture
+def arena():
+    heap = HostHeap(4 * GRANULE)
+    yield Arena(heap)
+    heap._check()
+    assert heap.used_bytes == 0
+    heap.close()
+
+
+def test_statistics_follow_the_blocks(arena):
+    block = arena.allocate(GRANULE + 1)
+    found = arena.statistics()
+    assert (found.kind, found.nbytes, found.used, found.peak) == (
+        "host",
+        4 * GRANULE,
+        2 * GRANULE,
+        2 * GRANULE,
+    )
+    del block
+    found = arena.statistics()
+    assert (found.used, found.peak, found.fallbacks) == (0, 2 * GRANULE, 0)
+
+
+def test_without_room_it_says_so_at_once_and_counts(arena):
+    block = arena.allocate(3 * GRANULE)
+    start = time.monotonic()
+    assert arena.allocate(2 * GRANULE) is None
+    assert time.monotonic() - start < 0.05
+    assert (arena.statistics().fallbacks, arena.statistics().fallback_bytes) == (1, 2 * GRANULE)
+    del block
+
+
+def test_it_waits_for_a_block_that_is_freed_in_time(arena):
+    blocks = [arena.allocate(4 * GRANULE)]
+    freeing = threading.Timer(0.05, blocks.clear)
+    freeing.start()
+    block = arena.allocate(GRANULE, wait_s=10.0)
+    freeing.join()
+    assert block is not None
+    assert arena.statistics().fallbacks == 0
+    del block
+
+
+def test_the_wait_is_bounded(arena):
+    block = arena.allocate(4 * GRANULE)
+    start = time.monotonic()
+    assert arena.allocate(GRANULE, wait_s=0.1) is None
+    assert 0.1 <= time.monotonic() - start < 2
+    del block
+
+
+def test_what_can_never_fit_does_not_wait(arena):
+    start = time.monotonic()
+    assert arena.allocate(5 * GRANULE, wait_s=30.0) is None
+    assert time.monotonic() - start < 5
+    assert arena.statistics().fallbacks == 1
+
+
+@pytest.mark.parametrize(
+    ("memory", "arena"), [(8 << 20, 1 << 20), (4 << 30, 512 << 20), (1 << 40, 1 << 30)]
+)
+def test_the_default_is_a_share_of_memory_with_a_limit(memory, arena):
+    assert default_bytes(memory) == arena

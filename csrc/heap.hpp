@@ -148,7 +148,9 @@ class Heap : public std::enable_shared_from_this<Heap> {
   void release(const Block &block) noexcept {
     if (!is_owner()) return;
     retract(segment_.generation(block.offset));
-    if (poison_) std::memset(block.data(), kPoison, block.nbytes);
+    // Not where taking its memory has failed.
+    const bool taken_all = block.offset + block.nbytes <= taken();
+    if (poison_ && taken_all) std::memset(block.data(), kPoison, block.nbytes);
     const std::lock_guard lock(mutex_);
     live_.erase(block.offset);
     allocator_->free(block.offset);

@@ -1,13 +1,12 @@
 // Another process's heap, mapped for reading. Thread-safe. Outlives its owner.
 #pragma once
 
-#include <algorithm>
+#include <atomic>
+#include <cstdint>
 #include <memory>
-#include <mutex>
 #include <stdexcept>
 #include <string>
 
-#include "heap.hpp"
 #include "segment.hpp"
 #include "seqlock.hpp"
 #include "words.hpp"
@@ -18,8 +17,7 @@ class Peer {
  public:
   Peer(int pid, int fd, const std::string &name)
       : segment_(Segment::open(pid, fd, name)),
-        steps_((segment_.payload_bytes() + kStep - 1) / kStep),
-        mapped_(std::make_unique<std::atomic<bool>[]>(steps_)) {}
+        mapped_(std::make_unique<std::atomic<bool>[]>(segment_.payload_bytes() / kGranule)) {}
 
   std::uint64_t nbytes() const { return segment_.payload_bytes(); }
 
@@ -49,21 +47,18 @@ class Peer {
   const Word &word(std::int64_t word) const { return segment_.word(checked_word(word)); }
 
  private:
+  // So that the copy pays no page faults; two threads may do the same at once.
   void prefault(std::uint64_t start, std::uint64_t n) {
-    for (std::uint64_t step = start / kStep; step <= (start + n - 1) / kStep; ++step) {
-      if (mapped_[step].load(std::memory_order_acquire)) continue;
-      const std::lock_guard lock(mapping_);
-      if (mapped_[step].load(std::memory_order_relaxed)) continue;
-      const std::uint64_t at = step * kStep;
-      populate(segment_.payload() + at, std::min(kStep, nbytes() - at), Access::read);
-      mapped_[step].store(true, std::memory_order_release);
-    }
+    std::uint64_t first = start / kGranule, end = first + granules(n);
+    while (first < end && mapped_[first].load(std::memory_order_relaxed)) ++first;
+    while (first < end && mapped_[end - 1].load(std::memory_order_relaxed)) --end;
+    if (first == end) return;
+    populate(segment_.payload() + first * kGranule, (end - first) * kGranule, Access::read);
+    for (; first < end; ++first) mapped_[first].store(true, std::memory_order_relaxed);
   }
 
   Segment segment_;
-  const std::uint64_t steps_;
-  std::mutex mapping_;
-  std::unique_ptr<std::atomic<bool>[]> mapped_;  // by step
+  std::unique_ptr<std::atomic<bool>[]> mapped_;  // by granule
 };
 
 }  // namespace st2i

@@ -105,6 +105,19 @@ TEST(memory_is_taken_in_steps) {
   CHECK(three && heap->taken() == 100 << 20);  // the last step is shorter
 }
 
+TEST(a_block_whose_memory_cannot_be_taken_is_given_back) {
+  const auto heap = Heap::create(64 << 20, "st2i-arena-refused", "best_fit", true);
+  struct stat status{};
+  CHECK(fstat(heap->fd(), &status) == 0);
+  CHECK(munmap(heap->payload(), heap->nbytes()) == 0);
+  CHECK_THROWS(std::system_error, heap->allocate(1));
+  CHECK(heap->taken() == 0 && heap->statistics().blocks == 0);
+  CHECK(mmap(heap->payload(), heap->nbytes(), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, heap->fd(),
+             status.st_size - static_cast<off_t>(heap->nbytes())) == heap->payload());
+  CHECK(heap->allocate(64 << 20));
+  heap->check();
+}
+
 TEST(heaps_are_refused) {
   const std::string name = "st2i-arena-no";
   CHECK_THROWS(std::invalid_argument, Heap::create(0, name, "best_fit", false));

@@ -5,6 +5,7 @@
 #include <thread>
 #include <vector>
 
+#include "../heap.hpp"
 #include "../peer.hpp"
 #include "check.hpp"
 

@@ -124,6 +124,28 @@ def test_reading_takes_no_memory_from_the_owner_and_leaves_no_file_open():
     assert os.fstat(heap.fd).st_blocks <= before + 16  # pages of the table of generations
 
 
+def resident_of_peers():
+    """Bytes of other heaps' maps that pages are mapped for; only those are read-only."""
+    total, counts = 0, False
+    with open("/proc/self/smaps") as maps:
+        for line in maps:
+            if "-" in line.split()[0]:
+                counts = "st2i-arena" in line and "r--s" in line
+            elif counts and line.startswith("Rss:"):
+                total += int(line.split()[1]) * 1024
+    return total
+
+
+def test_what_is_read_is_mapped_before_and_nothing_else():
+    heap = Heap(64 * MIB, new_name())
+    small, large = heap.allocate(GRANULE), heap.allocate(20 * MIB)
+    peer = Peer(heap.pid, heap.fd, heap.name)
+    into = np.zeros(20 * MIB, np.uint8)
+    for block, least, most in ((small, GRANULE, MIB), (large, 20 * MIB, 22 * MIB)):
+        assert peer.get(block.offset, block.generation, block.nbytes, into.ctypes.data)
+        assert least <= resident_of_peers() < most
+
+
 # Reuse under readers: contents are a function of the generation.
 
 READER = """

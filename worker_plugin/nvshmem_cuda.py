@@ -44,6 +44,11 @@ class Cuda:
         self._runtime = self._cupy.cuda.runtime
         self._streams: list[Any] = []
 
+    @property
+    def name(self) -> str:
+        """torch's name of the device."""
+        return f"cuda:{self.device}"
+
     @contextmanager
     def selected(self) -> Iterator[None]:
         """The device is the calling thread's current one, as getmem_on_stream needs it."""
@@ -107,7 +112,7 @@ class Cuda:
         """Device memory as a torch.uint8 tensor (nbytes,) that keeps `owner` alive."""
         import torch
 
-        return torch.as_tensor(_Exported(address, nbytes, owner), device=f"cuda:{self.device}")
+        return torch.as_tensor(_Exported(address, nbytes, owner), device=self.name)
 
 
 class _Exported:

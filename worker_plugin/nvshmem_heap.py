@@ -97,7 +97,7 @@ class NvshmemHeap:
 
     @property
     def device(self) -> str:
-        return f"cuda:{self._cuda.device}"
+        return self._cuda.name
 
     @property
     def used_bytes(self) -> int:

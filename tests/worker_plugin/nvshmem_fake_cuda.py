@@ -104,6 +104,8 @@ class Runtime:
 class FakeCuda(Cuda):
     """One device whose memory is this process's."""
 
+    name = "cpu"
+
     def __init__(self):
         self.runtime = Runtime()
         self.current = threading.local()  # .stream: the thread's torch stream

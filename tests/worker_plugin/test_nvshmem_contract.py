@@ -189,7 +189,7 @@ def test_the_real_init_hangs_for_a_missing_pe_and_leaves_the_process_running():
 def test_two_real_processes_find_each_other_by_the_unique_id():
     """As far as one comes without a device: both have done the bootstrap."""
     rc, said, errors = real(
-        "import subprocess\n"
+        "import os, subprocess\n"
         "packages = Packages(packages.core, packages.bindings, packages.host, NoDevice)\n"
         "library = Library(packages)\n"
         "uid = library.mint() if len(sys.argv) < 2 else bytes.fromhex(sys.argv[1])\n"
@@ -198,12 +198,12 @@ def test_two_real_processes_find_each_other_by_the_unique_id():
         "    code = sys.orig_argv[2]\n"
         "    other = subprocess.Popen([sys.executable, '-c', code, uid.hex()])\n"
         "try: library.attach(uid, pe, 2, 0, 1 << 20)\n"
-        "except NvshmemError as error: print(pe, error, flush=True)\n"
-        "if pe == 0: print(other.wait(30))\n"
+        "except NvshmemError as error: os.write(1, f'{pe} {error}\\n'.encode())\n"
+        "if pe == 0: os.write(1, f'0{other.wait(30)}\\n'.encode())\n"
     )
     assert rc == 0, errors
     lines = sorted(said.splitlines())
     assert len(lines) == 3
-    assert re.match(r"0 NVSHMEM (started without|did not start on) CUDA device 0", lines[1])
+    assert re.match(r"0 NVSHMEM (started without|did not start on) CUDA device 0", lines[0])
+    assert lines[1] == "00"
     assert re.match(r"1 NVSHMEM (started without|did not start on) CUDA device 0", lines[2])
-    assert lines[0] == "0"

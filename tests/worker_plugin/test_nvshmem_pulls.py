@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import base64
+import pickle
 import threading
 
 import pytest
 import torch
 
 from st2i_dask._core import GRANULE
+from st2i_dask.outputs import TaskOutputs, packing
 from worker_plugin import nvshmem_heap
+from worker_plugin.arena import Arena
 from worker_plugin.heap import HeapAddress, Ticket
 from worker_plugin.nvshmem_heap import NvshmemHeap
+from worker_plugin.tensor_store import TensorStore, receiving
 
 from .nvshmem_fake import Faults, pe
 from .nvshmem_heaps import ARENA, NAME, attach_all, pulled, written
@@ -194,6 +198,27 @@ def test_a_destination_of_another_size_is_refused(pair, into):
     _kept, ticket = written(two, 1, 4)
     with pytest.raises(ValueError, match="needs a contiguous"):
         one.pull(ticket, into)
+
+
+def test_a_tensor_store_works_over_it(pair):
+    """Shape, strides and dtype through a ticket; the copy lies in the receiver's arena."""
+    (one, _), (two, _) = pair
+    receiver, owner = TensorStore(Arena(one)), TensorStore(Arena(two))
+    tensor = torch.arange(100_000).reshape(250, 400).to(torch.bfloat16).t()
+    kept = owner.keep(tensor)
+    assert owner.holds(kept)
+    two.settle()
+    with packing(owner.pack):
+        message = pickle.dumps(TaskOutputs((kept,)))
+    assert len(message) < 2000
+    with receiving(receiver):
+        (arrived,) = pickle.loads(message).values
+    assert torch.equal(arrived, tensor)
+    assert (arrived.dtype, arrived.stride()) == (tensor.dtype, tensor.stride())
+    assert receiver.holds(arrived)
+    assert not receiver.holds(kept)
+    del kept, arrived
+    assert one.used_bytes == two.used_bytes == 0
 
 
 # ---------------------------------------------------------------- between processes

@@ -17,8 +17,10 @@ test: lint native
 slow: $(INSTALLED)
 	$(BIN)/python -m pytest -m slow
 
-# The C++ core under sanitizers.
-native:
+# The C++ core under sanitizers. pip has CMake where the system has none.
+native: export PATH := $(PATH):$(CURDIR)/$(BIN)
+native: $(INSTALLED)
+	command -v cmake >/dev/null || $(BIN)/python -m pip install --quiet -c constraints.txt cmake
 	cmake -S csrc/tests -B build/native
 	cmake --build build/native --parallel 2
 	cd build/native && ctest --output-on-failure

@@ -42,10 +42,12 @@ def test_a_workload_ends_with_what_it_holds():
 def test_a_pull_is_measured_against_both_rivals():
     sizes = (65536, 8 * MIB)
     figures = pull.run(sizes, rounds=3)
-    assert set(figures) == {"sizes", "get_ms", "pull_ms", "vs_copy", "vs_dask"}
+    lists = {"sizes", "get_ms", "pull_ms", "vs_copy", "vs_dask"}
+    assert set(figures) == {*lists, "worst_vs_copy", "worst_vs_dask"}
     assert figures["sizes"] == list(sizes)
     for name in ("get_ms", "pull_ms", "vs_copy", "vs_dask"):
         assert len(figures[name]) == len(sizes)
         assert all(value > 0 for value in figures[name])
     assert figures["vs_dask"][1] < 0.8  # about 0.1 on a quiet machine
+    assert figures["worst_vs_dask"] == max(figures["vs_dask"])
     assert not multiprocessing.active_children()

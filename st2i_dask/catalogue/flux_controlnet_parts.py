@@ -138,7 +138,9 @@ def prepare_image(image: Any, height: int, width: int, vae_scale_factor: int, li
     from diffusers.image_processor import VaeImageProcessor
 
     # prepare_image reads nothing else of a pipeline.
-    helper = SimpleNamespace(image_processor=VaeImageProcessor(vae_scale_factor=vae_scale_factor * 2))
+    helper = SimpleNamespace(
+        image_processor=VaeImageProcessor(vae_scale_factor=vae_scale_factor * 2)
+    )
     return FluxControlNetPipeline.prepare_image(
         helper, restore(image), width, height, 1, 1, like.device, like.dtype
     )

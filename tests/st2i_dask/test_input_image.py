@@ -63,6 +63,7 @@ def preprocessed(image):
         torch.from_numpy(noise(1, 3, 32, 48)) * 2 - 1,
         torch.from_numpy(noise(1, 3, 48, 32)).transpose(2, 3),
         (torch.from_numpy(noise(1, 3, 32, 48)) * 2 - 1).bfloat16(),
+        torch.full((1, 3, 32, 48), 1e-30, dtype=torch.bfloat16),
         torch.zeros(1, 3, 32, 48, dtype=torch.float64, requires_grad=True),
     ],
 )

@@ -26,6 +26,7 @@ from st2i_dask.invocation import BoundTask, Call
 
 from .callback_pulls import CallbackPulls
 from .executor import CacheExecutor, Seconds
+from .messages import quicken, restore
 from .streams import OutputBoard
 
 logger = logging.getLogger(__name__)
@@ -107,9 +108,11 @@ class StepRunner:
     def start(self) -> None:
         """Listen to the scheduler."""
         self._worker.stream_handlers["st2i_yield"] = self.yield_wanted
+        quicken(self._worker.batched_stream)
 
     def stop(self) -> None:
         self._worker.stream_handlers.pop("st2i_yield", None)
+        restore(self._worker.batched_stream)
 
     def yield_wanted(self, key: str, taken_back: bool = False, **message: Any) -> None:
         """Stream message `st2i_yield`: hand back after the current step.

@@ -36,7 +36,7 @@ def written(*steps):
     """What a stream has written after each step; a step sends messages or changes the stream."""
 
     async def go():
-        comm, stream = Comm(), BatchedSend(interval=PAUSE_S)
+        comm, stream = Comm(), BatchedSend(interval=f"{PAUSE_S}s")
         stream.start(comm)
         seen = []
         for step in steps:
@@ -83,7 +83,7 @@ def test_foreign_streams_are_left_alone():
         pass
 
     async def go():
-        stream = Other(interval=PAUSE_S)
+        stream = Other(interval=f"{PAUSE_S}s")
         quicken(stream)
         assert type(stream) is Other
         restore(stream)
@@ -111,3 +111,14 @@ def test_the_plugin_quickens_all_workers_and_puts_their_pause_back():
         until(lambda: client.run_on_scheduler(streams)[0] == [plain, plain])
         assert chain.submit(client, value=0.0).result(timeout=TIMEOUT) == 3.0
         assert client.gather(client.map(abs, range(-8, 0))) == list(range(8, 0, -1))
+
+
+def test_workers_too_get_their_pause_back():
+    def stream(dask_worker):
+        return type(dask_worker.batched_stream).__name__, dask_worker.batched_stream.interval
+
+    with serving(1, at_rest=False) as client:
+        assert [kind for kind, _ in client.run(stream).values()] == ["RidingSend"]
+        client.unregister_worker_plugin("st2i-worker")
+        assert list(client.run(stream).values()) == [("BatchedSend", 0.002)]
+        assert client.submit(abs, -1).result(timeout=TIMEOUT) == 1

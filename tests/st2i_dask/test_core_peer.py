@@ -153,7 +153,7 @@ from st2i_dask._core import Peer
 peer = Peer(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
 print(json.dumps("ready"), flush=True)
 good = gone = wrong = 0
-into = np.zeros(8 << 20, np.uint8)
+into = np.zeros(12 << 20, np.uint8)
 for line in sys.stdin:
     ticket = json.loads(line)
     if ticket is None:
@@ -179,7 +179,7 @@ def test_no_reader_takes_freed_or_reused_memory_for_good(readers):
         for child in children:
             assert hear(child) == "ready"
         for _ in range(150):
-            block = heap.allocate(int(random.integers(1, 6 * MIB)))
+            block = heap.allocate(int(random.integers(1, 12 * MIB)))  # both ways of copying
             np.asarray(block.array())[:] = block.generation % 200  # never the poison
             for child in children:
                 tell(child, [block.offset, block.generation, block.nbytes])

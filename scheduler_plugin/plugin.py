@@ -22,6 +22,7 @@ from .policy import FairPolicy
 from .settings import Settings
 from .streams import quicken, restore
 from .usage import UsageTotals
+from .world_service import WorldService
 
 #: Name under which the plugin is registered with the scheduler.
 SCHEDULER_PLUGIN = "st2i-scheduler"
@@ -49,12 +50,14 @@ class ServingSchedulerPlugin(SchedulerPlugin):
         self.policy = FairPolicy(self.settings, chooser=self.chooser)
         self.bridge = Bridge(scheduler, self.policy, time.monotonic)
         self.bridge.start()
+        self.worlds = WorldService(lambda: len(scheduler.workers))
         self._handlers = {
             "st2i_usage": self.report,
             "st2i_tenants": self.tenants,
             "st2i_settings": self.change_settings,
             "st2i_refusals": self.refusals,
             "st2i_costs": self.costs,
+            **self.worlds.handlers,
         }
         scheduler.handlers.update(self._handlers)
         for stream in scheduler.stream_comms.values():
@@ -62,6 +65,7 @@ class ServingSchedulerPlugin(SchedulerPlugin):
 
     async def close(self) -> None:
         self.bridge.stop()
+        self.worlds.stop()
         for name in self._handlers:
             self.scheduler.handlers.pop(name, None)
         for stream in self.scheduler.stream_comms.values():
@@ -75,6 +79,7 @@ class ServingSchedulerPlugin(SchedulerPlugin):
 
     def remove_worker(self, scheduler: Any, worker: str, **kwargs: Any) -> None:
         self.bridge.left(worker)
+        self.worlds.left(worker)
 
     def update_graph(
         self, scheduler: Any, *, tasks: list[Any], stimulus_id: str, **kwargs: Any

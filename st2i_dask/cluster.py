@@ -34,6 +34,7 @@ def attach(
     model_bytes: int | str | None = None,
     arena_bytes: int | str | None = None,
     allocator: str | None = None,
+    nvshmem: bool | None = None,
     device: str | None = None,
 ) -> None:
     """Make the client's cluster serve workflows. Idempotent; `submit` calls it when needed.
@@ -41,8 +42,11 @@ def attach(
     model_bytes: budget of each worker for loaded models ("8 GiB" or bytes). Default: half of the
         worker's memory limit, or 80 % of its CUDA device.
     arena_bytes: size of each worker's arena, where tensors wait for who needs them. Default: an
-        eighth of the worker's memory limit, at most 1 GiB. Memory is taken as it is used.
+        eighth of the worker's memory limit (of its device with NVSHMEM), at most 1 GiB. Host memory is
+        taken as it is used.
     allocator: of the arena: "best_fit" (default) or "buddy".
+    nvshmem: False keeps arenas in host memory also on CUDA devices. Default: in device memory where
+        nvshmem4py is installed and the workers' world comes about in time.
     device: torch device of the workers. Default: CUDA where there is one.
 
     Without options, a cluster that is attached already keeps its settings; with options, workers
@@ -64,7 +68,7 @@ def attach(
         )
     if device is not None and not _DEVICE.fullmatch(device):
         raise AttachError(f"device={device!r} is not known; use 'cpu', 'cuda' or 'cuda:N'")
-    configured = any(option is not None for option in (budget, arena, allocator, device))
+    configured = any(option is not None for option in (budget, arena, allocator, nvshmem, device))
     if client in _attached and not configured:
         return
     _check_versions(client)
@@ -81,6 +85,7 @@ def attach(
         model_bytes=budget,
         arena_bytes=arena,
         allocator=allocator or ALLOCATORS[0],
+        nvshmem=nvshmem is not False,
         device=device,
         expected=version("st2i_dask"),
     )

@@ -82,6 +82,7 @@ class CacheExecutor:
                 self._check_sendable(task, TaskOutputs((result,)))
             else:
                 result = TaskOutputs(map_values(result, is_tensor, self.store.keep))
+                self.store.arena.heap.settle()
                 self._check_sendable(task, result)
             transfer_s = here - start + time.perf_counter() - done
         return result, Seconds(load_s, done - here, transfer_s)

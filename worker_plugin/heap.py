@@ -87,6 +87,11 @@ class SymmetricHeap(Protocol):
         """
         ...
 
+    def settle(self) -> None:
+        """Wait until what this thread has written to the heap is there for others: before a ticket
+        is handed out. OSError when the device does not get done."""
+        ...
+
     def allocate_word(self) -> int | None:
         """A signal word of 32 bits with value 0, for others to wait on; None: there is none."""
         ...

@@ -148,6 +148,20 @@ class NvshmemHeap:
                 "restart the worker if it hangs"
             )
 
+    # Signal words are host memory; readers of this heap ask by message instead.
+
+    def allocate_word(self) -> None:
+        return None
+
+    def free_word(self, word: int) -> None:
+        raise AssertionError("this heap has no signal words")
+
+    def signal(self, word: int, value: int) -> None:
+        raise AssertionError("this heap has no signal words")
+
+    def wait(self, other: HeapAddress, word: int, at_least: int, timeout_s: float) -> int | None:
+        raise NvshmemError(f"heap {other.uuid} has no signal words")
+
     # -- other heaps -------------------------------------------------------------------------------
 
     def reach(self, other: HeapAddress) -> bool:

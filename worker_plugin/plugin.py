@@ -11,12 +11,11 @@ from distributed import WorkerPlugin
 from st2i_dask.errors import AttachError
 from st2i_dask.invocation import WORKER_PLUGIN
 
-from .arena import Arena, default_bytes
+from .arena import Arena
 from .callback_pulls import CallbackPulls
 from .exchange import Exchange
 from .executor import CacheExecutor
-from .heap import SymmetricHeap
-from .host_heap import HostHeap
+from .heaps import WorkerHeap, memory_limit
 from .model_cache import ModelCache
 from .runner import StepRunner
 from .tensor_store import TensorStore
@@ -29,8 +28,7 @@ class ServingPlugin(WorkerPlugin):
 
     model_bytes: budget for loaded models in bytes; None: half of the worker's memory limit, or 80 %
         of a CUDA device's memory.
-    arena_bytes: size of the worker's arena; None: see arena.default_bytes.
-    allocator: of the arena, "best_fit" or "buddy".
+    arena_bytes, allocator, nvshmem: see heaps.WorkerHeap.
     device: a torch device name; None: the first CUDA device if there is one, else the CPU.
     expected: version of st2i_dask at the client; a worker with another one refuses to serve.
     """
@@ -43,14 +41,17 @@ class ServingPlugin(WorkerPlugin):
         model_bytes: int | None,
         arena_bytes: int | None,
         allocator: str,
+        nvshmem: bool,
         device: str | None,
         expected: str,
     ):
         self.model_bytes = model_bytes
         self.arena_bytes = arena_bytes
         self.allocator = allocator
+        self.nvshmem = nvshmem
         self.device = device
         self.expected = expected
+        self.heap: WorkerHeap | None = None
         self.executor: CacheExecutor | None = None
         self.runner: StepRunner | None = None
         self.store: TensorStore | None = None
@@ -58,10 +59,10 @@ class ServingPlugin(WorkerPlugin):
         self.pulls: CallbackPulls | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        on_worker = ("executor", "runner", "store", "exchange", "pulls")
+        on_worker = ("heap", "executor", "runner", "store", "exchange", "pulls")
         return {**self.__dict__, **dict.fromkeys(on_worker)}
 
-    def setup(self, worker: Any) -> None:
+    async def setup(self, worker: Any) -> None:
         here = version("st2i_dask")
         if here != self.expected:
             raise AttachError(
@@ -70,8 +71,9 @@ class ServingPlugin(WorkerPlugin):
             )
         device = self.device or _default_device()
         budget = self.model_bytes or _default_budget(worker, device)
-        arena_bytes = self.arena_bytes or default_bytes(_memory_limit(worker))
-        self.store = TensorStore(Arena(self.heap(arena_bytes)))
+        self.heap = WorkerHeap(worker, device, self.arena_bytes, self.allocator, self.nvshmem)
+        heap = await self.heap.open()
+        self.store = TensorStore(Arena(heap))
         self.executor = CacheExecutor(ModelCache(budget), device, self.store)
         self.exchange = Exchange(worker, self.store)
         self.exchange.start()
@@ -83,15 +85,12 @@ class ServingPlugin(WorkerPlugin):
         # spends most of its time there.
         worker.batched_stream.interval = 0
         logger.info(
-            "st2i worker: device %s, %s bytes for models, arena of %s bytes",
+            "st2i worker: device %s, %s bytes for models, %s arena of %s bytes",
             device,
             f"{budget:,}",
-            f"{arena_bytes:,}",
+            heap.address.kind,
+            f"{heap.address.nbytes:,}",
         )
-
-    def heap(self, nbytes: int) -> SymmetricHeap:
-        """This worker's part of the symmetric heap."""
-        return HostHeap(nbytes, allocator=self.allocator)
 
     def teardown(self, worker: Any) -> None:
         if self.executor is None or self.runner is None:
@@ -99,12 +98,14 @@ class ServingPlugin(WorkerPlugin):
         assert self.exchange is not None
         assert self.pulls is not None
         assert self.store is not None
+        assert self.heap is not None
         self.runner.stop()
         self.pulls.stop()
         self.exchange.stop()
         self.executor.models.clear()
+        self.heap.leave()
         self.store.arena.heap.close()
-        self.executor = self.runner = self.pulls = self.exchange = self.store = None
+        self.heap = self.executor = self.runner = self.pulls = self.exchange = self.store = None
 
 
 def _default_device() -> str:
@@ -123,14 +124,4 @@ def _default_budget(worker: Any, device: str) -> int:
         import torch
 
         return int(torch.cuda.get_device_properties(device).total_memory * 0.8)
-    return _memory_limit(worker) // 2
-
-
-def _memory_limit(worker: Any) -> int:
-    """The worker's own limit, or the machine's memory, bytes."""
-    limit = worker.memory_manager.memory_limit
-    if limit:
-        return int(limit)
-    import psutil
-
-    return int(psutil.virtual_memory().total)
+    return memory_limit(worker) // 2

@@ -49,6 +49,7 @@ class OutputBoard:
         """Publish an item; as it is stored."""
         assert index == len(self.items) < self.length
         item = map_values(item, is_tensor, self._store.keep)
+        self._store.arena.heap.settle()
         self.items.append(item)
         if self._word is not None:
             self._write(index, item)
@@ -163,5 +164,5 @@ class StreamReader:
         slots = torch.empty(upto.nbytes, dtype=torch.uint8)
         if not self._store.arena.heap.pull(upto, slots):
             raise ProducerLostError("a callback input is lost: its board is not there any more")
-        slot = slots[index * _SLOT :].numpy().tobytes()
+        slot: bytes = slots[index * _SLOT :].numpy().tobytes()
         return slot[4 : 4 + int.from_bytes(slot[:4], "little")]

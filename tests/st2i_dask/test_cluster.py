@@ -282,7 +282,12 @@ def test_a_worker_of_another_version_refuses_to_serve():
         Client(cluster) as client,
     ):
         plugin = ServingPlugin(
-            model_bytes=None, arena_bytes=None, allocator="buddy", device=None, expected="9.9.9"
+            model_bytes=None,
+            arena_bytes=None,
+            allocator="buddy",
+            nvshmem=True,
+            device=None,
+            expected="9.9.9",
         )
         with pytest.raises(st2i.AttachError, match=r"the client 9\.9\.9"):
             client.register_plugin(plugin)

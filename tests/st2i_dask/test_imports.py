@@ -111,7 +111,7 @@ def test_pure_modules_import_no_dask_torch_loop_or_clock(path):
 POLICY = (
     *("backlog", "candidates", "charging", "cost_model", "critical_path", "events", "fair_queue"),
     *("fleet", "instructions", "lanes", "ledger", "lifecycle", "outline", "placement", "policy"),
-    *("reactions", "recent", "requests", "rivals", "robust", "settings", "usage"),
+    *("reactions", "recent", "requests", "rivals", "robust", "settings", "usage", "world"),
 )
 
 

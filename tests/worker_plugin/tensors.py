@@ -7,9 +7,11 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import dask
 import torch
@@ -176,8 +178,9 @@ def read_in_order(seed, items=4, rows=ROWS, steps=2):
 class Poisoned(ServingPlugin):
     """Freed blocks are overwritten: whoever reads one reads nonsense."""
 
-    def heap(self, nbytes):
-        return HostHeap(nbytes, allocator=self.allocator, poison=True)
+    async def setup(self, worker):
+        with patch("worker_plugin.heaps.HostHeap", partial(HostHeap, poison=True)):
+            await super().setup(worker)
 
 
 @contextmanager
@@ -197,6 +200,7 @@ def cluster(n_workers: int = 2, arena_bytes: int = 256 << 20, **options: Any) ->
             model_bytes=None,
             arena_bytes=arena_bytes,
             allocator="best_fit",
+            nvshmem=False,
             device="cpu",
             expected=version("st2i_dask"),
         )

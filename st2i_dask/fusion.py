@@ -79,6 +79,7 @@ class _Fusion:
                 self.after.append(self._after_invocation(node, node.index in serial))
             else:
                 self.after.append(self._after_leaves(leaves(arguments(node))))
+        self.producers = {source for made in self.callbacks.values() for source in made.values()}
         self.tasks = {index: _Draft() for index in self.invocations}
         self.placed: dict[int, list[int]] = {index: [index] for index in self.invocations}
 
@@ -159,8 +160,10 @@ class _Fusion:
         places = self.placed.get(leaf.node, [])
         if task in places:
             return []
-        # An earlier task on the path to this one that already has it.
-        source = next((place for place in places if self.after[task] >> place & 1), None)
+        # An earlier task on the path to this one that already has it; rather not a producer of
+        # callback inputs: all that it hands on would travel with the value.
+        earlier = [place for place in places if self.after[task] >> place & 1]
+        source = min(earlier, key=lambda place: place in self.producers, default=None)
         more: list[tuple[Any, int]] = []
         if source is None:
             home = self._home(leaf.node)

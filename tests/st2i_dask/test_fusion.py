@@ -6,6 +6,7 @@ import hashlib
 import pickle
 import time
 from collections import Counter
+from types import SimpleNamespace
 
 import cloudpickle
 import pytest
@@ -96,7 +97,10 @@ def as_on_a_cluster(dag, program):
     results = {}
     for task in program.tasks:
         dependencies = tuple(pickle.loads(results[d]) for d in task.dependencies)
-        producers = [lambda p=p: pickle.loads(results[p]) for p in task.callbacks]
+        producers = [
+            SimpleNamespace(outputs=lambda p=p: pickle.loads(results[p]), items=lambda export: None)
+            for p in task.callbacks
+        ]
         parameters = {name: PARAMETERS[name] for name in task.parameters}
         piece = pickle.loads(packed)[task.position]
         bound = BoundTask(piece, parameters, None, dependencies, producers)
@@ -378,6 +382,22 @@ def test_a_consumer_starts_with_the_producer_of_its_callback_input():
     assert denoiser.dependencies == ()
     assert denoiser.callbacks == (control.position,)
     assert set(vae.dependencies) == {control.position, denoiser.position}
+
+
+def test_shared_glue_is_not_imported_from_the_producer_of_a_callback_input():
+    """All that the producer hands on would travel with it."""
+
+    def workflow(prompt, seed):
+        shared, value = glue("shared")(prompt), seed
+        for _ in range(2):
+            control = model("control")([shared, value])
+            value = model("denoiser")([shared, value], midway=control)
+        return model("vae")(value)
+
+    _dag, program, _ = run_both(workflow)
+    producers = {p for task in program.tasks for p in task.callbacks}
+    denoisers = [task for task in program.tasks if task.callbacks]
+    assert not set(denoisers[1].dependencies) & producers
 
 
 @pytest.mark.parametrize("length", [2, 3, 5])

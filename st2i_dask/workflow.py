@@ -185,9 +185,13 @@ class Workflow:
 _PLAIN = (str, int, float, bool)
 
 
+# Static parameters that say how many invocations there are, not what one costs.
+_NO_COST = frozenset({"num_steps", "control_guidance_start", "control_guidance_end"})
+
+
 def _bucket(static: Mapping[str, Any]) -> str:
     """What decides the cost of one invocation: sizes and the other static parameters, not steps."""
-    rest = {name: value for name, value in sorted(static.items()) if name != "num_steps"}
+    rest = {name: value for name, value in sorted(static.items()) if name not in _NO_COST}
     width, height = rest.pop("width", None), rest.pop("height", None)
     size = [f"{width}x{height}"] if width and height else []
     return " ".join(size + [f"{name}={value}" for name, value in rest.items()])

@@ -17,10 +17,12 @@ from dataclasses import asdict, astuple
 from typing import Any
 
 from distributed.worker_state_machine import GatherDepNetworkFailureEvent, GatherDepSuccessEvent
+from tornado.ioloop import PeriodicCallback
 
 from st2i_dask.outputs import PackedTensor, TaskOutputs, packing
 
 from .heap import HeapAddress
+from .host_heap import HostHeap
 from .tensor_store import TensorStore, receiving
 
 logger = logging.getLogger(__name__)
@@ -29,6 +31,8 @@ logger = logging.getLogger(__name__)
 REACH_SECONDS = 5.0
 #: When a worker that did not answer is asked again, seconds.
 ASK_AGAIN_SECONDS = 30.0
+#: How long a dead worker's memory stays mapped here at most, seconds.
+FORGET_SECONDS = 2.0
 
 
 class Exchange:
@@ -40,6 +44,7 @@ class Exchange:
         # By address: whether it can reach our heap, and until when that is taken for true.
         self._reachable: dict[str, tuple[bool, float]] = {}
         self._asking: dict[str, asyncio.Future[bool]] = {}
+        self._forgetting: PeriodicCallback | None = None
 
     def start(self) -> None:
         worker = self._worker
@@ -52,9 +57,17 @@ class Exchange:
         worker.gather_dep = self._gather_dep
         self._plain_update_data = worker.update_data
         worker.update_data = self._update_data
+        # Nothing tells a worker that another one has gone. (A world of devices is told, and ends.)
+        heap = self._store.arena.heap
+        if isinstance(heap, HostHeap):
+            self._forgetting = PeriodicCallback(heap.forget_lost, FORGET_SECONDS * 1000)
+            self._forgetting.start()
 
     def stop(self) -> None:
         worker = self._worker
+        if self._forgetting is not None:
+            self._forgetting.stop()
+            self._forgetting = None
         worker.handlers["get_data"] = self._plain_get_data
         for name in ("st2i_reach", "st2i_data_plane"):
             worker.handlers.pop(name, None)

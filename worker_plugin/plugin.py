@@ -81,9 +81,6 @@ class ServingPlugin(WorkerPlugin):
         self.pulls.start()
         self.runner = StepRunner(worker, self.executor, self.pulls)
         self.runner.start()
-        # Dask holds messages back for some milliseconds to batch them; a chain of short tasks
-        # spends most of its time there.
-        worker.batched_stream.interval = 0
         logger.info(
             "st2i worker: device %s, %s bytes for models, %s arena of %s bytes",
             device,

@@ -19,9 +19,9 @@ from distributed import Client
 import st2i_dask as st2i
 from st2i_dask.catalogue import tiny
 
-STEPS = 16
-ROUNDS = 9
-LAYERS = (3, 6)
+STEPS = 28
+ROUNDS = 7
+LAYERS = (1, 2)
 HEADS = 16  # of width 16
 SIDE = 64  # pixels; 256 tokens
 TEXT_TOKENS = 64

@@ -11,6 +11,7 @@ import pytest
 from distributed import wait
 
 import st2i_dask as st2i
+from worker_plugin.exchange import FORGET_SECONDS
 
 from . import tensors
 from .tensors import TIMEOUT, cluster, fails, fork, forked, moved, used
@@ -178,6 +179,18 @@ def test_kill_9_of_any_worker_at_any_time(two, moment):
     for pid in two.run(os.getpid).values():
         # Own segment (file, mapping) and the other worker's mapping; no dead worker's memory.
         assert tensors.arena_files(pid) <= 3
+
+
+def test_a_dead_workers_memory_goes_though_nobody_new_is_mapped(two):
+    check([fork.submit(two, seed=s) for s in range(6)], range(6))
+    victim, survivor = sorted(two.run(os.getpid).values())
+    assert tensors.arena_files(survivor) == 3, "own file, own mapping and the victim's memory"
+    os.kill(victim, signal.SIGKILL)
+    deadline = time.monotonic() + 3 * FORGET_SECONDS
+    while tensors.arena_files(survivor) > 2 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert tensors.arena_files(survivor) == 2
+    two.wait_for_workers(2, timeout=TIMEOUT)
 
 
 def test_restart_of_all_workers(two):

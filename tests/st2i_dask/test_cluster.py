@@ -118,9 +118,35 @@ def test_attach_is_idempotent_and_keeps_settings(cluster, client):
 
 
 @pytest.mark.parametrize("size", ["0", "-1", "lots", 0, "1 parsec"])
-def test_attach_refuses_bad_budgets(client, size):
-    with pytest.raises(st2i.AttachError, match=r"model_bytes=.*not a positive size"):
-        st2i.attach(client, model_bytes=size)
+@pytest.mark.parametrize("option", ["model_bytes", "arena_bytes"])
+def test_attach_refuses_bad_sizes(client, option, size):
+    with pytest.raises(st2i.AttachError, match=rf"{option}=.*not a positive size"):
+        st2i.attach(client, **{option: size})
+
+
+@pytest.mark.parametrize("size", ["1 kiB", 65_535, "1 PiB"])
+def test_attach_refuses_arenas_beyond_one_tensor_and_memory(client, size):
+    before = client.run(_heap)
+    limits = r"arena_bytes=[\d,]+ on worker tcp.*65,536 bytes \(one tensor\) to [\d,]+ bytes"
+    with pytest.raises(st2i.AttachError, match=limits):
+        st2i.attach(client, arena_bytes=size)
+    assert client.run(_heap) == before, "nothing has changed"
+
+
+def test_attach_refuses_an_unknown_allocator(client):
+    with pytest.raises(st2i.AttachError, match="'slab' is not known; use 'best_fit' or 'buddy'"):
+        st2i.attach(client, allocator="slab")
+
+
+def test_a_new_size_gives_new_arenas_and_work_goes_on(client):
+    futures = [chain.submit(client, value=float(v)) for v in range(4)]
+    st2i.attach(client, arena_bytes="2 MiB", allocator="buddy")
+    assert [f.result(timeout=TIMEOUT) for f in futures] == [v + 3.0 for v in range(4)]
+    assert {w["arena"]["nbytes"] for w in st2i.data_plane(client).values()} == {2 << 20}
+
+
+def _heap(dask_worker):
+    return dask_worker.plugins["st2i-worker"].store.arena.heap.address.uuid
 
 
 def test_attach_says_who_lacks_the_package_or_differs(cluster, monkeypatch):

@@ -36,21 +36,38 @@ class Arena:
         self.heap = heap
         self._lock = threading.Lock()
         self._peak = self._fallbacks = self._fallback_bytes = 0
+        # Bytes in use when somebody last waited in vain; None since then there was room.
+        self._stuck: int | None = None
 
     def allocate(self, nbytes: int, wait_s: float = 0.0) -> Block | None:
-        """A block; None, and a fallback on record, when there is no room for `wait_s` seconds."""
+        """A block; None, and a fallback on record, when there is no room for `wait_s` seconds.
+
+        Where a wait was in vain the next one waits only once something was freed: an arena that
+        stays full costs the bound once, not for every tensor.
+        """
         block = self.heap.allocate(nbytes)
-        if block is None and nbytes <= self.heap.address.nbytes:
-            deadline = time.monotonic() + wait_s
-            while block is None and time.monotonic() < deadline:
-                time.sleep(_LOOK_SECONDS)
-                block = self.heap.allocate(nbytes)
+        if block is None and wait_s and nbytes <= self.heap.address.nbytes:
+            block = self._wait(nbytes, wait_s)
         with self._lock:
             if block is None:
                 self._fallbacks += 1
                 self._fallback_bytes += nbytes
             else:
+                self._stuck = None
                 self._peak = max(self._peak, self.heap.used_bytes)
+        return block
+
+    def _wait(self, nbytes: int, wait_s: float) -> Block | None:
+        with self._lock:
+            if self._stuck is not None and self.heap.used_bytes >= self._stuck:
+                return None
+        deadline = time.monotonic() + wait_s
+        block = None
+        while block is None and time.monotonic() < deadline:
+            time.sleep(_LOOK_SECONDS)
+            block = self.heap.allocate(nbytes)
+        with self._lock:
+            self._stuck = self.heap.used_bytes if block is None else None
         return block
 
     def statistics(self) -> ArenaStatistics:

@@ -63,6 +63,20 @@ def test_the_wait_is_bounded(arena):
     del block
 
 
+def test_an_arena_that_stays_full_costs_the_wait_once(arena):
+    blocks = [arena.allocate(GRANULE) for _ in range(4)]
+    assert arena.allocate(GRANULE, wait_s=0.1) is None
+    start = time.monotonic()
+    for _ in range(5):
+        assert arena.allocate(GRANULE, wait_s=10.0) is None
+    assert time.monotonic() - start < 5
+    blocks.pop()
+    start = time.monotonic()
+    assert arena.allocate(2 * GRANULE, wait_s=0.1) is None, "something was freed: it waits again"
+    assert time.monotonic() - start >= 0.1
+    blocks.clear()
+
+
 def test_what_can_never_fit_does_not_wait(arena):
     start = time.monotonic()
     assert arena.allocate(5 * GRANULE, wait_s=30.0) is None

@@ -120,7 +120,9 @@ class Charging:
 
     def becomes_ready(self, tenant: str) -> float:
         """The tenant has something ready after having had nothing. Its vTime, seconds."""
-        return self.ledger.limit_credit(tenant, self._settings.slack_s)
+        vtime_s = self.ledger.limit_credit(tenant, self._settings.slack_s)
+        self.ledger.set_ready(tenant, True)
+        return vtime_s
 
     def _vtime_moved(self, tenant: str) -> None:
         self.chooser.set_vtime(tenant, self.ledger.vtime(tenant))

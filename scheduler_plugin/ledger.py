@@ -13,7 +13,9 @@ Rules of this file:
    against any other active tenant, L_max being the largest charge of one dispatch. A tenant whose
    DAG is blocked is not returning, so rule 2 does not touch it; but without this limit a trickle of
    blocked requests would save up unbounded priority, and |W_f - W_g| <= 2 (slack + L_max) would
-   fail from the moment both are backlogged. While both stay ready it changes nothing.
+   fail from the moment both are backlogged. It is never lifted above a tenant that has something
+   ready: where somebody's runs took longer than estimated, the most charged tenant is far ahead of
+   everybody, and that is its own debt, not the newcomer's. Who stays ready is never lifted.
 4. A tenant without activity keeps only its totals.
 """
 
@@ -64,6 +66,7 @@ class VTimeLedger:
         self._active: list[str] = []
         self._v: NDArray[np.float64] = np.zeros(64)
         self._largest: NDArray[np.float64] = np.zeros(64)
+        self._ready: NDArray[np.bool_] = np.zeros(64, dtype=np.bool_)
         self._left_at = 0.0
         self._weights: Mapping[str, float] = {}
         self._default_weight = 1.0
@@ -90,6 +93,11 @@ class VTimeLedger:
     def is_active(self, tenant: str) -> bool:
         account = self._accounts.get(tenant)
         return account is not None and account.slot >= 0
+
+    def is_ready(self, tenant: str) -> bool:
+        """Whether it was said, by `set_ready`, to have something ready."""
+        account = self._accounts.get(tenant)
+        return account is not None and account.slot >= 0 and bool(self._ready[account.slot])
 
     def active(self) -> list[str]:
         return list(self._active)
@@ -120,10 +128,12 @@ class VTimeLedger:
         if n == len(self._v):
             self._v = np.concatenate([self._v, np.zeros(n)])
             self._largest = np.concatenate([self._largest, np.zeros(n)])
+            self._ready = np.concatenate([self._ready, np.zeros(n, dtype=np.bool_)])
         account.slot = n
         self._active.append(tenant)
         self._v[n] = account.settled_v
         self._largest[n] = 0.0
+        self._ready[n] = False
         return account.settled_v
 
     def deactivate(self, tenant: str) -> None:
@@ -139,21 +149,29 @@ class VTimeLedger:
         self._active[account.slot] = moved
         self._v[account.slot] = self._v[last]
         self._largest[account.slot] = self._largest[last]
+        self._ready[account.slot] = self._ready[last]
         self._accounts[moved].slot = account.slot
         self._active.pop()
         account.slot = -1
 
     def limit_credit(self, tenant: str, slack_s: float) -> float:
-        """The tenant becomes ready: at most slack + L_max behind anybody (rule 3). Its vTime, s."""
+        """The tenant is about to become ready: at most slack + L_max behind anybody, but not lifted
+        above anybody ready (rule 3). Its vTime, s."""
         account = self._of_active(tenant)
         n = len(self._active)
         floor = float(self._v[:n].max() - self._largest[:n].max()) - slack_s
         own = account.settled_v + account.pending_v
         if floor > own:
+            floor = min(floor, float(self._v[:n].min(where=self._ready[:n], initial=math.inf)))
+        if floor > own:
             account.settled_v += floor - own
             own = account.settled_v + account.pending_v
             self._v[account.slot] = own
         return own
+
+    def set_ready(self, tenant: str, ready: bool) -> None:
+        """The tenant has something ready from now on, or nothing any more."""
+        self._ready[self._of_active(tenant).slot] = ready
 
     # Charging
 

@@ -18,11 +18,12 @@ class Lifecycle:
         self.fleet = fleet
         self.charging = charging
         self.chooser: Chooser = charging.chooser
+        self._dequeued: set[str] = set()  # tenants that may have nothing ready any more
 
     def enqueue(self, invocation: Invocation) -> None:
         """It is ready: all inputs exist and its producers are dispatched."""
         tenant = invocation.request.tenant
-        if self.book.standing(tenant).ready:
+        if self.charging.ledger.is_ready(tenant):
             vtime_s = self.charging.ledger.vtime(tenant)
         else:
             vtime_s = self.charging.becomes_ready(tenant)
@@ -33,6 +34,7 @@ class Lifecycle:
         """Take a ready or gated invocation out of the queue."""
         if invocation.request.states[invocation.position] is State.READY:
             self.chooser.discard(invocation.key)
+            self._dequeued.add(invocation.request.tenant)
         self.book.move(invocation.request, invocation.position, to)
 
     def start(self, invocation: Invocation, run: Run) -> None:
@@ -44,6 +46,8 @@ class Lifecycle:
         self.fleet.occupy(invocation, run)
         run.charge = self.charging.dispatched(run.dispatch, run.unit_s)
         self.gates(request, position)
+        self._dequeued.add(request.tenant)
+        self.settle_readiness()
 
     def gates(self, request: Request, position: int) -> None:
         """A producer's state moved: open or shut the gates of its callback consumers."""
@@ -124,6 +128,15 @@ class Lifecycle:
         if not self.book.standing(tenant).active:
             self.charging.deactivate(tenant)
 
+    def settle_readiness(self) -> None:
+        """Tell the ledger whose last ready invocation went, at the end of an event or dispatch: a
+        tenant whose producer lets in its own callback consumer has been ready throughout."""
+        ledger = self.charging.ledger
+        for tenant in self._dequeued:
+            if ledger.is_ready(tenant) and not self.book.standing(tenant).ready:
+                ledger.set_ready(tenant, False)
+        self._dequeued.clear()
+
     def _check(self) -> None:
         self.book._check()
         self.fleet._check()
@@ -145,5 +158,7 @@ class Lifecycle:
         for tenant, standing in self.book.standings.items():
             assert standing.draining == draining.pop(tenant, 0)
             assert ledger.is_active(tenant) == standing.active
+            assert ledger.is_ready(tenant) == (standing.ready > 0)
         assert not draining
+        assert not self._dequeued
         assert set(ledger.active()) <= set(self.book.standings)

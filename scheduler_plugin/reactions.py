@@ -67,6 +67,7 @@ class Reactions:
         if react is None:
             raise PolicyError(f"{event!r} is not an event; see scheduler_plugin/events.py for all")
         react(event, instructions)
+        self._lifecycle.settle_readiness()
         return instructions
 
     def _joined(self, event: ev.ExecutorJoined, out: list[Instruction]) -> None:

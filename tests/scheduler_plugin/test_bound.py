@@ -5,9 +5,11 @@ While two tenants are both eligible-backlogged (each has something ready at ever
     |W_f - W_g| <= 2 (slack + L_max)  +  2 (error of their estimates in flight)
 
 W is measured device seconds / weight, counted at dispatch; L_max the largest charge of a dispatch.
+The error counts twice: it may be of one sign when the interval begins and of the other later.
 Debts are repaid first: an interval that begins with more than slack + L_max between the two, because
-one came back in debt or had just been found to have used more than estimated, may show that much on
-top (see `spreads`). Where nobody leaves and estimates are right there are no such intervals.
+one came back in debt or had just been found to have used more than estimated, may show what is beyond
+slack + L_max on top (derived at `spreads`). Where nobody leaves and estimates are right there are no
+such intervals. A third tenant's debt is none of theirs.
 """
 
 from __future__ import annotations
@@ -29,6 +31,17 @@ from .virtual_cluster import Truth, VirtualCluster, spreads
 
 MODELS = [f"m{n}" for n in range(6)]
 ANCHOR = chain("anchor", [("Fn", "m0", "1")])
+
+# Outlines of tenants beside one whose runs take ten times what is expected of them.
+LATE = chain("late", [("Fn", "late", "1")])
+PLAIN = chain("plain", [("Fn", "m0", "1")])
+TWO = chain("two", [("Fn", "m0", "1")] * 2)
+PAIR = Outline("pair", (Step("Fn", "m0", "1"), Step("Fn", "m0", "1", (), (0,))))
+# Each step is let in by the dispatch of the one before.
+STAIRS = Outline(
+    "stairs",
+    tuple(Step("Fn", "tiny", "1", (), (step - 1,) if step else ()) for step in range(60)),
+)
 
 
 def random_outline(rng, number):
@@ -91,11 +104,11 @@ def random_schedule(
 def known(truth):
     """All of the truth, learned."""
     costs = CostModel()
-    for model in MODELS:
+    for model in truth.compute:
         for _ in range(2):
             costs.observe(
                 CostKey("Fn", model, "1"),
-                ev.Measured(truth.load[model], truth.compute[model], 0.0),
+                ev.Measured(truth.load.get(model, 0.0), truth.compute[model], 0.0),
                 loaded_share=1.0,
                 pulled=True,
             )
@@ -106,6 +119,7 @@ def assert_fair(cluster, slack_s):
     worst = spreads(cluster, slack_s)
     assert worst.excess <= 1e-6, worst
     assert cluster.idle_s == 0.0, "an executor idled beside ready work"
+    assert not cluster.wrong_lifts, cluster.wrong_lifts
     assert all(job.finished is not None for job in cluster.jobs.values())
     return worst
 
@@ -138,6 +152,80 @@ def test_where_nobody_leaves_and_costs_are_known_there_are_no_debts(
     assert_fair_from_any_moment(
         random_schedule(seed, executors, slack_s, weighted, calm=True), slack_s
     )
+
+
+def beside_a_debtor(executors, outlines, *, late=10.0, slack_s=0.0, weights=None):
+    """From 0 s one tenant fills the executors with runs expected to take 1 s that take `late`. Of the
+    others one is there from 1 s with many plain runs, the rest with what `outlines` says: tenant ->
+    [(when, outline)]."""
+    cluster = VirtualCluster(
+        FairPolicy(
+            Settings(slack_s=slack_s, weights=weights or {}, default_cap=None),
+            costs=known(Truth(compute={"m0": 1.0, "tiny": 0.125, "late": 1.0})),
+        ),
+        executors,
+        Truth(compute={"m0": 1.0, "tiny": 0.125, "late": late}),
+        check_every=1,
+    )
+    for _ in range(executors + 1):
+        cluster.submit(0.0, "late", LATE)
+    for _ in range(10 * executors):
+        cluster.submit(1.0, "plain", PLAIN)
+    for tenant, arrivals in outlines.items():
+        for when, outline in arrivals:
+            cluster.submit(when, tenant, outline)
+    cluster.run()
+    return cluster
+
+
+@pytest.mark.parametrize("executors", [2, 4, 6])
+@pytest.mark.parametrize("outline", [PAIR, TWO])
+def test_a_third_tenants_debt_is_charged_to_nobody(executors, outline):
+    """Whoever has its second step let in, by its own dispatch or when the first is done, continues
+    where it was, not up where the debtor is, while somebody with as little as it had is waiting."""
+    cluster = beside_a_debtor(executors, {"two": [(1.0, outline)]})
+    worst = assert_fair(cluster, 0.0)
+    assert worst.error == 0.0, "only the debtor's estimates are wrong"
+    first, second = (ran for ran in cluster.ran if ran.tenant == "two")
+    between = [r for r in cluster.ran if first.dispatched < r.dispatched < second.dispatched]
+    assert sum(r.used for r in between if r.tenant == "plain") <= executors
+    assert cluster.policy.ledger.totals()["late"].vtime_s >= 10.0 * executors
+
+
+def test_who_always_has_one_thing_ready_is_never_lifted():
+    """Not by what others wait with either: it would lose up to that much at every dispatch."""
+    cluster = beside_a_debtor(12, {"stairs": [(1.0, STAIRS)]}, late=3.0)
+    worst = assert_fair(cluster, 0.0)
+    assert worst.error == 0.0
+    climbed = [ran for ran in cluster.ran if ran.tenant == "stairs"]
+    assert len(climbed) == 60
+    meanwhile = sum(
+        r.used
+        for r in cluster.ran
+        if r.tenant == "plain" and climbed[0].dispatched < r.dispatched < climbed[-1].dispatched
+    )
+    assert meanwhile <= 60 * 0.125 + 2 * cluster.largest()
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    executors=st.integers(1, 12),
+    late=st.sampled_from([3.0, 10.0, 40.0]),
+    slack_s=st.sampled_from([0.0, 1.0, 10.0]),
+    weights=st.dictionaries(st.sampled_from(["late", "plain", "a"]), st.sampled_from([0.5, 3.0])),
+    outlines=st.dictionaries(
+        st.sampled_from("abc"),
+        st.lists(
+            st.tuples(
+                st.sampled_from([1.0, 5.0, 30.0]), st.sampled_from([PAIR, TWO, PLAIN, STAIRS])
+            ),
+            max_size=12,
+        ),
+    ),
+)
+def test_the_bound_holds_beside_a_debtor(executors, late, slack_s, weights, outlines):
+    cluster = beside_a_debtor(executors, outlines, late=late, slack_s=slack_s, weights=weights)
+    assert_fair(cluster, slack_s)
 
 
 @pytest.mark.slow

@@ -105,6 +105,7 @@ class VirtualCluster:
         self.trace: list[tuple[str, float, object]] = []
         self.idle_s = 0.0  # executor seconds idle while something was ready
         self.refused = 0
+        self.wrong_lifts: list[str] = []  # of a tenant still ready, or above one that waits
         self.unblocks: list[Unblock] = []
         self.after_batch: Callable[[VirtualCluster], None] | None = None
         self._rng = random.Random(seed)
@@ -124,6 +125,21 @@ class VirtualCluster:
             self._by_charge[number].estimates.append(seconds)
 
         policy.ledger.revise = traced  # type: ignore[method-assign]
+        limit_credit = policy.ledger.limit_credit
+
+        def checked(tenant: str, slack_s: float) -> float:
+            before = policy.ledger.vtime(tenant)
+            after = limit_credit(tenant, slack_s)
+            waiting = [t for t, s in policy._book.standings.items() if s.ready]
+            least = min((policy.ledger.vtime(t) for t in waiting), default=after)
+            if after > before and (after > least + 1e-6 or self._ready[tenant]):
+                self.wrong_lifts.append(
+                    f"at {self.now}: {tenant}, {'' if self._ready[tenant] else 'not '}ready, from "
+                    f"{before} to {after} beside {waiting}, the least at {least}"
+                )
+            return after
+
+        policy.ledger.limit_credit = checked  # type: ignore[method-assign]
         for number in range(executors):
             self.join(f"w{number:03}")
 
@@ -426,9 +442,15 @@ def spreads(cluster: VirtualCluster, slack_s: float) -> Spread:
 
         U + max(U, gap) + 2 error,   U = slack + L_max
 
-    `gap` is what was between the two vTimes when the interval began. It exceeds U only where one of
-    them has a debt, which it repays first: it came back with it, or a run of it ended that had taken
-    more than estimated. Else this is the paper's 2 U.
+    `gap` is what was between the two vTimes when the interval began. Why this holds: let
+    X = v_f - v_g, D = W_f - W_g, and e what the estimates in flight exceed the measured charges by,
+    f's less g's, so |e| <= error. As nobody is lifted within an interval, D - e_0 + X_0 = X - e. D grows
+    only when f is dispatched, before which X <= slack and after which X <= U. So D stays within
+    U + error of e_0 - X_0, or between that and its 0 of the beginning: the range of D is at most
+    U + error + max(U + error, gap + error).
+
+    `gap` exceeds U only where one of them owes: it came back so, or what was charged when it ended was
+    not what had been estimated at its dispatch. It repays first. Else this is the paper's 2 U.
     """
     unit = slack_s + cluster.largest()
     served: dict[str, float] = {}

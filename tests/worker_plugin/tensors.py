@@ -86,8 +86,8 @@ class Streamed(st2i.ModelFn):
         samples, times = st2i.stream("samples", items), [time.time()]
         for number in range(items):
             time.sleep(seconds)
-            samples.append(x + number)
             times.append(time.time())
+            samples.append(x + number)
         return {"samples": samples.items, "times": times}
 
 

@@ -208,7 +208,7 @@ def test_the_consumer_reads_while_the_producer_runs(two):
     workflow = st2i.workflow(name="streams-one-step", replace=True)(one_step)
     before = moved(two, "host")
     _, (made, read) = workflow.submit(two, seed=1).result(timeout=TIMEOUT)
-    # made[0]: the producer's start; made[i]: item i is published.
+    # made[0]: the producer's start; made[i]: just before item i is published.
     assert read[0] < made[-1], "the first item was read only after the producer had ended"
     assert all(r > m for m, r in zip(made[1:], read, strict=True))
     assert moved(two, "host") - before >= 4 << 20

@@ -29,7 +29,8 @@ logger = logging.getLogger(__name__)
 
 #: How long another worker may take to say whether it reaches this worker's heap, seconds.
 REACH_SECONDS = 5.0
-#: When a worker that did not answer is asked again, seconds.
+#: How long an answer is taken for true, seconds. A worker that starts again at the same address need
+#: not reach what the one before it did, and would be sent tickets that it cannot use for ever.
 ASK_AGAIN_SECONDS = 30.0
 #: How long a dead worker's memory stays mapped here at most, seconds.
 FORGET_SECONDS = 2.0
@@ -112,17 +113,19 @@ class Exchange:
 
     async def _asked(self, who: str) -> bool:
         heap = self._store.arena.heap.address
-        reaches, until = False, time.monotonic() + ASK_AGAIN_SECONDS
+        reaches = False
         try:
             reaches = await asyncio.wait_for(
                 self._worker.rpc(who).st2i_reach(heap=astuple(heap)), REACH_SECONDS
             )
-            until = float("inf")
+        except TimeoutError:
+            # It is busy: what it said last.
+            reaches, _ = self._reachable.get(who, (False, 0.0))
         except Exception as error:
             logger.info("%s does not say whether it reaches this heap: %s", who, error)
         finally:
             del self._asking[who]
-        self._reachable[who] = reaches, until
+        self._reachable[who] = reaches, time.monotonic() + ASK_AGAIN_SECONDS
         return reaches
 
     # -- receiver ----------------------------------------------------------------------------------

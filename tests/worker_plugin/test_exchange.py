@@ -140,6 +140,31 @@ def test_a_worker_that_cannot_reach_a_heap_gets_bytes(two):
     assert set(used(two).values()) == {0}
 
 
+def test_a_worker_that_no_longer_reaches_a_heap_gets_bytes():
+    """As one that has started again at the same address, and cannot map what it could before."""
+
+    def ask_often():
+        from worker_plugin import exchange
+
+        exchange.ASK_AGAIN_SECONDS = 1.0
+
+    def blind(dask_worker):
+        def pull(ticket, into):
+            raise OSError("out of reach")
+
+        heap = dask_worker.plugins["st2i-worker"].store.arena.heap
+        heap.reach, heap.pull = lambda other: False, pull
+
+    with cluster(2) as client:
+        client.run(ask_often)
+        check([fork.submit(client, seed=s) for s in range(3)], range(3))
+        assert moved(client, "comm") < 100_000
+        client.run(blind)
+        check([fork.submit(client, seed=s) for s in range(4)], range(4))
+        assert moved(client, "comm") >= 4 * MIB
+        assert set(used(client).values()) == {0}
+
+
 def test_a_pull_that_fails_is_done_again(two):
     """As when the owner dies between its answer and the pull."""
 

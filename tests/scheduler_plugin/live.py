@@ -18,6 +18,9 @@ from distributed import Client, LocalCluster, get_worker
 from distributed.worker import thread_state
 
 import st2i_dask as st2i
+from scheduler_plugin import events as ev
+
+from .virtual_cluster import Ran
 
 TIMEOUT = 60.0
 
@@ -214,6 +217,74 @@ def decisions_of(client: Client) -> list[Any]:
 
     policy.commit = recording
     return made
+
+
+class Charges:
+    """What the policy charges from now on, in the form that `virtual_cluster.spreads` takes."""
+
+    def __init__(self, client: Client) -> None:
+        self.trace: list[tuple[str, float, object]] = []
+        self.ran: dict[str, Ran] = {}
+        self._policy = policy = plugin_of(client).policy
+        self._ready: dict[str, bool] = {}
+        by_charge: dict[int, Ran] = {}
+        handle, commit, revise = policy.handle, policy.commit, policy.ledger.revise
+
+        def handling(event: Any) -> Any:
+            if isinstance(event, ev.Completed):
+                record = self.ran[event.key]
+                record.used = event.used.total_s
+                self.trace.append(("end", event.now, record))
+            told = handle(event)
+            self._note_ready(event.now)
+            return told
+
+        def committing(decision: Any, now: float) -> None:
+            commit(decision, now)
+            tenant, seconds = decision.tenant, [decision.estimate.total_s]
+            record = Ran(
+                tenant,
+                decision.request,
+                decision.position,
+                decision.executor,
+                now,
+                seconds,
+                policy.ledger.weight(tenant),
+                decision.steps,
+            )
+            self.ran[decision.key] = record
+            by_charge[policy._book.invocations[decision.key].run.charge] = record
+            self.trace.append(("dispatch", now, record))
+            self._note_ready(now)
+
+        def revising(number: int, seconds: float) -> None:
+            revise(number, seconds)
+            by_charge[number].estimates.append(seconds)
+
+        policy.handle, policy.commit, policy.ledger.revise = handling, committing, revising
+
+    def _note_ready(self, now: float) -> None:
+        for tenant, standing in self._policy._book.standings.items():
+            if self._ready.get(tenant, False) != (standing.ready > 0):
+                self._ready[tenant] = standing.ready > 0
+                vtimes = {t: total.vtime_s for t, total in self._policy.ledger.totals().items()}
+                self.trace.append(("ready", now, (tenant, self._ready[tenant], vtimes)))
+
+    def contested(self) -> list[Ran]:
+        """The runs dispatched while more than one tenant had something ready."""
+        ready: dict[str, bool] = {}
+        found = []
+        for what, _, value in self.trace:
+            if what == "ready":
+                tenant, flag, _ = value  # type: ignore[misc]
+                ready[tenant] = flag
+            elif what == "dispatch" and sum(ready.values()) > 1:
+                found.append(value)
+        return found  # type: ignore[return-value]
+
+    def largest(self) -> float:
+        """L_max: the largest vTime charge of those, estimated or measured, seconds."""
+        return max(max(r.used, *r.estimates, 0.0) / r.weight for r in self.contested())
 
 
 def events_of(client: Client) -> list[Any]:

@@ -19,6 +19,7 @@ from scheduler_plugin import events as ev
 
 from .live import (
     TIMEOUT,
+    Charges,
     chain,
     decisions_of,
     events_of,
@@ -33,6 +34,7 @@ from .live import (
     standing,
     until,
 )
+from .virtual_cluster import spreads
 
 
 def submit(client, tenant, n, *, steps=3, seconds=0.0, workflow=chain, **more):
@@ -59,25 +61,29 @@ def started(label):
 # Fair shares
 
 
-def both_backlogged(*labels):
-    """Runs in order of their end, while every label still has runs to come."""
-    last = min(max(run.start for run in started(label)) for label in labels)
-    first = max(min(run.start for run in started(label)) for label in labels)
-    return [r for r in sorted(runs, key=lambda r: r.stop) if first <= r.stop <= last]
-
-
-def service_spread(weights):
-    """(largest difference of weighted service between any two moments, largest single charge)."""
-    served = dict.fromkeys(weights, 0.0)
-    low = high = 0.0
-    largest = 0.0
-    for run in both_backlogged(*weights):
-        seconds = (run.stop - run.start) / weights[run.label]
-        served[run.label] += seconds
-        largest = max(largest, seconds)
-        ann, bob = served.values()
-        low, high = min(low, ann - bob), max(high, ann - bob)
-    return high - low, largest, served
+def assert_fair(charges, slack_s, capsys):
+    """Charged as measured, equal within the bound, whatever else the machine does meanwhile: seconds
+    inside the models do not count here, since on a busy machine a short run takes as long around
+    the model as inside. But they may not be more than was charged."""
+    worst = spreads(charges, slack_s)
+    contested = charges.contested()
+    served = {}
+    for ran in contested:
+        served[ran.tenant] = served.get(ran.tenant, 0.0) + ran.used / ran.weight
+    unit = slack_s + charges.largest()
+    with capsys.disabled():
+        print(
+            f"\nservice by weight {served}, spread {worst.difference:.3f} s <= "
+            f"{unit + max(unit, worst.gap) + 2 * worst.error:.3f} s (errors {worst.error:.3f} s)"
+        )
+    assert worst.excess <= 1e-6, worst
+    inside = {}
+    for run in runs:
+        inside[run.key] = inside.get(run.key, 0.0) + run.stop - run.start
+    assert inside
+    for key, seconds in inside.items():
+        assert charges.ran[key].used >= 0.98 * seconds
+    return served
 
 
 @pytest.mark.parametrize("n_workers", [1, 2])
@@ -86,20 +92,13 @@ def test_cheap_and_dear_tenants_get_equal_service(n_workers, capsys):
     with serving(n_workers, slack_s=slack) as client:
         learn(client, steps=4, seconds=0.005)
         learn(client, steps=2, seconds=0.05)
-        made = decisions_of(client)
+        charges = Charges(client)
         futures = submit(client, "bob", 14 * n_workers, steps=2, seconds=0.05)
         futures += submit(client, "ann", 60 * n_workers, steps=4, seconds=0.005)
         client.gather(futures)
-        spread, largest, served = service_spread({"ann": 1.0, "bob": 1.0})
-        # Each executor may have one estimate in flight, wrong by at most what it measures.
-        bound = 2 * (slack + largest) + n_workers * largest
-        with capsys.disabled():
-            print(
-                f"\n{n_workers} workers: service {served}, spread {spread:.3f} s <= {bound:.3f} s"
-            )
-        assert spread <= bound
+        served = assert_fair(charges, slack, capsys)
         assert min(served.values()) > 0.5 * n_workers  # there was something to divide
-        ours = [d for d in made if d.tenant in ("ann", "bob")]
+        ours = list(charges.ran.values())
         # Up to where one of them has hardly anything ready any more.
         rest_of = 4 * n_workers
         last = min(
@@ -114,13 +113,11 @@ def test_weights_divide_the_service(capsys):
     weights = {"ann": 1.0, "bob": 3.0}
     with serving(1, weights=weights) as client:
         learn(client, steps=4, seconds=0.01)
+        charges = Charges(client)
         futures = submit(client, "ann", 25, steps=4, seconds=0.01)
         futures += submit(client, "bob", 25, steps=4, seconds=0.01)
         client.gather(futures)
-        spread, largest, served = service_spread(weights)
-        with capsys.disabled():
-            print(f"\nweights 1:3: service by weight {served}, spread {spread:.3f} s")
-        assert spread <= 2 * (0.02 + largest) + largest
+        served = assert_fair(charges, 0.02, capsys)
         assert served["ann"] > 0.15
         del futures
 

@@ -165,10 +165,22 @@ class LedgerMachine(RuleBasedStateMachine):
     def becomes_ready(self, tenant, slack):
         if self.ledger.is_active(tenant):
             own = self.ledger.vtime(tenant)
-            most = max(self.ledger.vtime(t) for t in self.ledger.active())
+            vtimes = {t: self.ledger.vtime(t) for t in self.ledger.active()}
+            ready = [v for t, v in vtimes.items() if self.ledger.is_ready(t)]
             after = self.ledger.limit_credit(tenant, slack)
-            assert after >= own
-            assert most - after <= slack + self.ledger.largest_charge() + 1e-6
+            if after > own:
+                assert after <= min(ready, default=math.inf) + 1e-6, "lifted above who waits"
+            else:
+                assert after == own
+            behind = max(vtimes.values()) - after
+            if behind > slack + self.ledger.largest_charge() + 1e-6:
+                assert after >= min(ready) - 1e-6, "only who waits keeps it further behind"
+
+    @rule(tenant=TENANTS, ready=st.booleans())
+    def ready(self, tenant, ready):
+        if self.ledger.is_active(tenant):
+            self.ledger.set_ready(tenant, ready)
+            assert self.ledger.is_ready(tenant) is ready
 
     @rule(tenant=TENANTS, seconds=SECONDS)
     def charge(self, tenant, seconds):

@@ -50,7 +50,7 @@ def attach(
     device: torch device of the workers. Default: CUDA where there is one.
 
     Without options, a cluster that is attached already keeps its settings; with options, workers
-    get the new ones. AttachError says which node lacks the package or has another version.
+    start anew with these, and those that are not given go back to their defaults. AttachError says which node lacks the package or has another version.
     """
     if not hasattr(client, "asynchronous") or not hasattr(client, "run_on_scheduler"):
         raise AttachError(
@@ -62,6 +62,8 @@ def attach(
         raise AttachError(f"the client is {client.status}; connect a new distributed.Client")
     budget = _size("model_bytes", model_bytes)
     arena = _size("arena_bytes", arena_bytes)
+    if nvshmem not in (None, False, True):
+        raise AttachError(f"nvshmem={nvshmem!r} is not known; use False, or leave it out")
     if allocator not in (None, *ALLOCATORS):
         raise AttachError(
             f"allocator={allocator!r} is not known; use {' or '.join(map(repr, ALLOCATORS))}"
@@ -118,7 +120,7 @@ def _size(name: str, size: int | str | None) -> int | None:
     if size is None:
         return None
     try:
-        nbytes = int(parse_bytes(size))
+        nbytes = 0 if isinstance(size, bool) else int(parse_bytes(size))
     except (ValueError, TypeError):
         nbytes = 0
     if nbytes <= 0:

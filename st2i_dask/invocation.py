@@ -16,7 +16,7 @@ from .dag import substitute
 from .errors import AttachError, OutputError
 from .outputs import TaskOutputs
 from .plan import PackedTask, unpack
-from .stream import Sink, streaming
+from .stream import OutputStream, Sink, check_streams, streaming
 from .symbol import ParamRef, Ref
 from .trace import GlueNode
 
@@ -123,9 +123,10 @@ class BoundTask:
                 inputs = dict.fromkeys(self.model_fn.inputs)
                 inputs.update((n, substitute(tree, value)) for n, tree in node.inputs.items())
                 self._wrap_callbacks(inputs)
-                with streaming(partial(self._sink, node.index)):
+                with streaming(partial(self._sink, node.index)) as streams:
                     result = self.model_fn.execute(components, **inputs)
                 self._check_outputs(result)
+                self._check_streams(streams, result)
             made[node.index] = result
         if self.plan.result is not None:
             return value(self.plan.result)
@@ -158,6 +159,14 @@ class BoundTask:
                 f"workflow {self.plan.workflow!r}: {self.plan.label} returned {what} but declares "
                 f"{sorted(declared)}; return a dict with exactly the declared outputs"
             )
+
+    def _check_streams(self, streams: Mapping[str, OutputStream], result: Any) -> None:
+        try:
+            check_streams(streams, result)
+        except OutputError as error:
+            raise OutputError(
+                f"workflow {self.plan.workflow!r}: {self.plan.label}: {error}"
+            ) from None
 
     def _unpacked(self, node: GlueNode, result: Any) -> tuple[Any, ...]:
         values = tuple(result) if isinstance(result, (tuple, list)) else None

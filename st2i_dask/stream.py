@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -33,15 +33,15 @@ class OutputStream:
     def __init__(self, output: str, length: int, sink: Sink | None):
         self.output = output
         self.items: list[Any] = []
-        self._length = length
+        self.length = length
         self._sink = sink
 
     def append(self, item: Any) -> None:
         """Publish the next item: a tensor, or a tuple, list or dict of tensors."""
         index = len(self.items)
-        if index == self._length:
+        if index == self.length:
             raise OutputError(
-                f"output {self.output!r} was announced with {self._length} items and gets one "
+                f"output {self.output!r} was announced with {self.length} items and gets one "
                 "more; give st2i.stream the right length"
             )
         self.items.append(item if self._sink is None else self._sink.put(index, item))
@@ -57,16 +57,52 @@ def stream(output: str, length: int) -> OutputStream:
         raise OutputError(
             f"st2i.stream({output!r}, {length!r}): the length must be a whole number >= 1"
         )
-    opener: Opener | None = getattr(_thread, "opener", None)
-    return OutputStream(output, length, opener(output, length) if opener is not None else None)
+    running: _Running | None = getattr(_thread, "running", None)
+    if running is None:
+        return OutputStream(output, length, None)
+    return running.open(output, length)
+
+
+class _Running:
+    """The streams of the invocation that runs in a thread."""
+
+    def __init__(self, opener: Opener):
+        self._opener = opener
+        self.streams: dict[str, OutputStream] = {}
+
+    def open(self, output: str, length: int) -> OutputStream:
+        if output in self.streams:
+            raise OutputError(
+                f"output {output!r} is streamed twice; call st2i.stream once and append to it"
+            )
+        made = self.streams[output] = OutputStream(output, length, self._opener(output, length))
+        return made
 
 
 @contextmanager
-def streaming(opener: Opener) -> Iterator[None]:
-    """While the body runs in this thread, `stream` opens its sinks with `opener`."""
-    before = getattr(_thread, "opener", None)
-    _thread.opener = opener
+def streaming(opener: Opener) -> Iterator[dict[str, OutputStream]]:
+    """While the body runs in this thread, `stream` opens its sinks with `opener`. The streams that
+    it opens, by output."""
+    before = getattr(_thread, "running", None)
+    _thread.running = running = _Running(opener)
     try:
-        yield
+        yield running.streams
     finally:
-        _thread.opener = before
+        _thread.running = before
+
+
+def check_streams(streams: Mapping[str, OutputStream], result: Mapping[str, Any]) -> None:
+    """OutputError unless every stream is complete and is what was returned: readers have its items."""
+    for output, stream in streams.items():
+        if len(stream.items) != stream.length:
+            raise OutputError(
+                f"output {output!r} was announced with {stream.length} items and got "
+                f"{len(stream.items)}; append them all, or give st2i.stream the right length"
+            )
+        value = result[output]
+        same = isinstance(value, (list, tuple)) and len(value) == stream.length
+        if not same or any(a is not b for a, b in zip(value, stream.items, strict=True)):
+            raise OutputError(
+                f"output {output!r} was streamed but something else was returned for it; return "
+                "the stream's items: return {..., " + repr(output) + ": stream.items}"
+            )

@@ -21,7 +21,7 @@ from st2i_dask.invocation import Producer
 from st2i_dask.outputs import TaskOutputs, packing
 
 from .exchange import Exchange
-from .streams import WAIT_SECONDS, Boards, Opened, StreamReader
+from .streams import SLICE_SECONDS, WAIT_SECONDS, Boards, Opened, StreamReader
 from .tensor_store import TensorStore, receiving
 
 #: How often a worker looks whether a producer has come further, seconds.
@@ -35,7 +35,7 @@ class CallbackPulls:
 
     def __init__(self, worker: Any, store: TensorStore, exchange: Exchange):
         self._worker = worker
-        self._store = store
+        self._open_store: TensorStore | None = store
         self._exchange = exchange
         self.boards = Boards(store)
         # Set once the producer is lost. By consumer (while it runs) and producer.
@@ -52,7 +52,14 @@ class CallbackPulls:
             self._worker.handlers.pop(name, None)
         self._worker.stream_handlers.pop("st2i_unblock", None)
         # Dask keeps handlers in a cache of the process: they must not keep the arena with them.
-        del self._store, self.boards
+        self._open_store = None
+        self.boards = Boards(None)
+
+    @property
+    def _store(self) -> TensorStore:
+        if self._open_store is None:
+            raise ProducerLostError("this worker's arena was given up; the task runs again")
+        return self._open_store
 
     def producer(self, consumer: str, producer: str) -> Producer:
         """The producer of a callback input, for the consumer's thread."""
@@ -96,9 +103,12 @@ class CallbackPulls:
         return address
 
     def check_lost(self, consumer: str, producer: str) -> None:
-        """ProducerLostError if the producer is known to be lost. Any thread."""
+        """ProducerLostError if the producer is known to be lost, or the consumer's result is wanted
+        no more: the scheduler then tells nothing. Any thread."""
         told = self._lost.get(consumer, {}).get(producer)
-        if told is not None and told.is_set():
+        task = self._worker.state.tasks.get(consumer)
+        unwanted = task is None or task.state not in ("executing", "long-running")
+        if unwanted or (told is not None and told.is_set()):
             raise ProducerLostError(f"callback input {producer!r} of {consumer!r} is lost")
 
     async def _unless_lost(self, consumer: str, producer: str, work: Awaitable[Any]) -> Any:
@@ -107,13 +117,17 @@ class CallbackPulls:
         doing = asyncio.ensure_future(work)
         told = asyncio.ensure_future(lost.wait())
         try:
-            await asyncio.wait(
-                {doing, told}, timeout=WAIT_SECONDS, return_when=asyncio.FIRST_COMPLETED
+            deadline = asyncio.get_running_loop().time() + WAIT_SECONDS
+            while asyncio.get_running_loop().time() < deadline:
+                await asyncio.wait(
+                    {doing, told}, timeout=SLICE_SECONDS, return_when=asyncio.FIRST_COMPLETED
+                )
+                if doing.done():
+                    return doing.result()
+                self.check_lost(consumer, producer)
+            raise ProducerLostError(
+                f"callback input {producer!r} of {consumer!r} gave nothing for {WAIT_SECONDS:g} s"
             )
-            if doing.done():
-                return doing.result()
-            why = "is lost" if told.done() else f"gave nothing for {WAIT_SECONDS:g} s"
-            raise ProducerLostError(f"callback input {producer!r} of {consumer!r} {why}")
         finally:
             for waiter in (doing, told):
                 waiter.cancel()

@@ -41,7 +41,7 @@ class Exchange:
 
     def __init__(self, worker: Any, store: TensorStore):
         self._worker = worker
-        self._store = store
+        self._open_store: TensorStore | None = store
         # By address: whether it can reach our heap, and until when that is taken for true.
         self._reachable: dict[str, tuple[bool, float]] = {}
         self._asking: dict[str, asyncio.Future[bool]] = {}
@@ -74,13 +74,19 @@ class Exchange:
             worker.handlers.pop(name, None)
         del worker.gather_dep, worker.update_data
         # Dask keeps handlers in a cache of the process: they must not keep the arena with them.
-        del self._store
+        self._open_store = None
+
+    @property
+    def _store(self) -> TensorStore:
+        if self._open_store is None:
+            raise OSError(f"the arena of {self._worker.address} was given up")
+        return self._open_store
 
     async def packer(self, who: str | None) -> Callable[[Any], PackedTensor | None] | None:
         """How tensors travel to the worker at that address, counted; for a client (None), as bytes."""
-        if who is None:
+        store = self._open_store
+        if who is None or store is None:
             return None
-        store = self._store
         reaches, until = self._reachable.get(who, (False, 0.0))
         if time.monotonic() > until:
             reaches = await self._ask(who)
@@ -132,12 +138,13 @@ class Exchange:
 
     def _reach(self, heap: tuple[Any, ...]) -> bool:
         """RPC `st2i_reach`: whether this worker can pull from that heap."""
-        return self._store.arena.heap.reach(HeapAddress(*heap))
+        store = self._open_store
+        return store is not None and store.arena.heap.reach(HeapAddress(*heap))
 
     async def _gather_dep(
         self, worker: str, to_gather: Any, total_nbytes: int, **options: Any
     ) -> Any:
-        with receiving(self._store):
+        with receiving(self._open_store):
             event = await self._plain_gather_dep(worker, to_gather, total_nbytes, **options)
         if isinstance(event, GatherDepSuccessEvent) and _lost(event.data):
             logger.info("pulls from %s failed: %s", worker, _lost(event.data))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,8 +37,8 @@ class CacheExecutor:
         self.models = models
         self.device = device
         self.store = store
-        # Task programs whose outputs have been seen to pickle; bounded by clearing.
-        self._sendable: set[str] = set()
+        # Task programs and kinds of outputs that have been seen to pickle; bounded by clearing.
+        self._sendable: set[tuple[str, Hashable]] = set()
 
     def run(self, task: BoundTask) -> tuple[Any, Seconds]:
         """The task's result (TaskOutputs, or the workflow's result) and what it took."""
@@ -88,12 +88,13 @@ class CacheExecutor:
         return result, Seconds(load_s, done - here, transfer_s)
 
     def _check_sendable(self, task: BoundTask, outputs: TaskOutputs) -> None:
-        """Once per task program: its outputs are of the same kinds in every request."""
-        if task.digest not in self._sendable:
+        """Once per task program and kinds of values: pickling is dear, and the same next time."""
+        seen = task.digest, kinds(outputs.values)
+        if seen not in self._sendable:
             outputs.check_sendable(f"workflow {task.plan.workflow!r}: {task.plan.label}")
             if len(self._sendable) > 10_000:
                 self._sendable.clear()
-            self._sendable.add(task.digest)
+            self._sendable.add(seen)
 
     def _place(self, components: Mapping[str, Any]) -> None:
         """Move modules, pipelines and bare tensors to the device, in place where they can be."""
@@ -119,6 +120,15 @@ class CacheExecutor:
         if str(tensor.dtype) == "torch.bfloat16":
             return tensor.float()
         return tensor.clone() if self.store.holds(tensor) else tensor
+
+
+def kinds(value: Any) -> Hashable:
+    """The types in a tree of tuples, lists and dicts. Equal ones pickle alike."""
+    if type(value) in (list, tuple):
+        return type(value), frozenset(map(kinds, value))
+    if type(value) is dict:
+        return dict, frozenset(map(kinds, value.values()))
+    return type(value)
 
 
 def nbytes(components: Mapping[str, Any]) -> int:

@@ -7,9 +7,9 @@ completion message names them.
 
 from __future__ import annotations
 
+import gc
 import logging
 import threading
-import traceback
 from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
@@ -37,6 +37,8 @@ _PENDING = ("waiting", "ready", "constrained")
 # How often to look whether the thread of a task that was taken back has ended, seconds. Only needed
 # where it ends without passing `run`.
 _LOOK_S = 0.2
+# Pause between an error and the collection of what its frames refer to, seconds.
+_COLLECT_S = 0.5
 # Runs whose later results can still be told apart, for a task that is taken back as it ends.
 _AHEAD_KEPT = 16
 
@@ -52,6 +54,7 @@ class StepRunner:
         self._watched: set[str] = set()  # taken back; the scheduler waits to hear of their end
         self._ahead: OrderedDict[str, list[str]] = OrderedDict()  # kept by the last few runs
         self._reported: tuple[str, ...] | None = None  # resident models, as last told
+        self._collecting = False
         self._lock = threading.Lock()
 
     def run(self, calls: Sequence[Call], values: dict[str, Any]) -> Any:
@@ -78,8 +81,7 @@ class StepRunner:
                         result.held = boards
                 except ProducerLostError as error:
                     logger.info("%s runs again: %s", key, error)
-                    # They refer to tensors, which would wait for the garbage collector.
-                    traceback.clear_frames(error.__traceback__)
+                    self._worker.loop.add_callback(self._collect_soon)
                     raise Reschedule from error
                 except (SystemExit, KeyboardInterrupt) as error:
                     # They would end the worker, and with it everybody's work.
@@ -88,6 +90,7 @@ class StepRunner:
                         "must not end its process: raise an ordinary error"
                     ) from error
                 except Exception:
+                    self._worker.loop.add_callback(self._collect_soon)
                     if done:
                         break  # it runs again, and fails, under its own key
                     raise
@@ -100,6 +103,17 @@ class StepRunner:
             self._worker.loop.add_callback(self._over, key, total, ahead)
         self._report(key, total, ahead)
         return done[0]
+
+    def _collect_soon(self) -> None:
+        """Free what the frames of an error refer to: tensors, in cycles through Dask's own frames.
+        One collection for all errors of a moment, as it stops the process for a while."""
+        if not self._collecting:
+            self._collecting = True
+            self._worker.loop.call_later(_COLLECT_S, self._collect)
+
+    def _collect(self) -> None:
+        self._collecting = False
+        gc.collect()
 
     def _unwanted(self, key: str) -> bool:
         task = self._worker.state.tasks.get(key)

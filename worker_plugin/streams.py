@@ -80,12 +80,15 @@ class OutputBoard:
 class Boards:
     """The boards of one worker by task and export, as long as their results live."""
 
-    def __init__(self, store: TensorStore):
+    def __init__(self, store: TensorStore | None):
+        """store: None once the worker's arena was given up."""
         self._store = store
         self._boards: WeakValueDictionary[tuple[str, int], OutputBoard] = WeakValueDictionary()
 
     def open(self, key: str, held: list[OutputBoard], export: int, length: int) -> OutputBoard:
         """A new board, in place of one of an earlier run. `held` keeps it."""
+        if self._store is None:
+            raise ProducerLostError("this worker's arena was given up; the task runs again")
         board = OutputBoard(self._store, length)
         held.append(board)
         self._boards[key, export] = board
@@ -133,7 +136,10 @@ class StreamReader:
 
     def item(self, index: int) -> Any:
         assert self._opened is not None
-        outputs = self._from_board(self._opened, index) or self._ask_item(index)
+        try:
+            outputs = self._from_board(self._opened, index) or self._ask_item(index)
+        except OSError as error:
+            raise ProducerLostError(f"item {index} of a callback input is lost: {error}") from error
         if outputs.lost is not None:
             raise ProducerLostError(f"item {index} of a callback input is lost: {outputs.lost}")
         return outputs.values[0]

@@ -31,9 +31,9 @@ _receiver: ContextVar[ReferenceType[TensorStore] | None] = ContextVar("st2i-rece
 
 
 @contextmanager
-def receiving(store: TensorStore) -> Iterator[None]:
-    """Tickets unpickled in the body are pulled into that store."""
-    token = _receiver.set(ref(store))
+def receiving(store: TensorStore | None) -> Iterator[None]:
+    """Tickets unpickled in the body are pulled into that store; None: into any of the process."""
+    token = _receiver.set(ref(store) if store is not None else None)
     try:
         yield
     finally:
@@ -49,20 +49,21 @@ class TensorStore:
         _stores[arena.heap.address.uuid] = self
 
     def keep(self, tensor: Any) -> Any:
-        """The tensor in the arena: the same values, shape, strides and dtype.
+        """A copy in the arena: the same values, shape, strides and dtype; a model may use its
+        buffers again.
 
-        Itself if it is there already, small, or no plain tensor. Without room in the arena it is
-        kept in torch's own memory, on the heap's device.
+        Itself if it is there already or is no plain tensor. Small ones, and those without room in
+        the arena, are copied to torch's own memory, on the heap's device.
         """
         if not is_plain_tensor(tensor):
             return tensor
-        nbytes = tensor.numel() * tensor.element_size()
-        if nbytes < SMALL or self._whole_block(tensor) is not None:
-            return tensor.detach().to(self.arena.heap.device)
-        tensor = dense(tensor.detach())
-        block = self.arena.allocate(nbytes, WAIT_SECONDS)
+        tensor, nbytes = tensor.detach(), tensor.numel() * tensor.element_size()
+        if self._whole_block(tensor) is not None:
+            return tensor
+        tensor = dense(tensor)
+        block = self.arena.allocate(nbytes, WAIT_SECONDS) if nbytes >= SMALL else None
         if block is None:
-            return tensor.to(self.arena.heap.device)
+            return tensor.to(self.arena.heap.device, copy=True)
         stored = _shaped(self.arena.heap.tensor(block), tensor.dtype, tensor.shape, tensor.stride())
         stored.copy_(tensor)
         return stored

@@ -5,7 +5,12 @@ from __future__ import annotations
 import pytest
 
 import st2i_dask as st2i
+from st2i_dask.dag import build
+from st2i_dask.fusion import fuse
+from st2i_dask.invocation import BoundTask
+from st2i_dask.plan import pack
 from st2i_dask.stream import streaming
+from st2i_dask.trace import Trace, tracing
 
 
 class Sink:
@@ -67,3 +72,61 @@ def test_the_opener_holds_for_its_body_only():
     samples = st2i.stream("samples", 1)
     samples.append("a")
     assert samples.items == ["a"]
+
+
+def test_an_output_is_streamed_once():
+    with streaming(lambda output, length: None):
+        st2i.stream("samples", 1)
+        with pytest.raises(st2i.OutputError, match="'samples' is streamed twice"):
+            st2i.stream("samples", 2)
+
+
+class Streams(st2i.ModelFn):
+    """Streams two items; `how` says what goes wrong."""
+
+    def setup_io(self):
+        self.add_input("x")
+        self.add_output("items")
+
+    def execute(self, model_components, x):
+        how = self.options["how"]
+        made = st2i.stream("items", 3 if how == "short" else 2)
+        made.append([x])
+        made.append([x])
+        return {
+            "items": {
+                "right": made.items,
+                "a tuple": tuple(made.items),
+                "short": made.items,
+                "other": [[x], [x]],
+                "longer": [*made.items, made.items[0]],
+                "none": None,
+            }[how]
+        }
+
+
+def evaluate(how):
+    with tracing(Trace("portrait")) as trace:
+        result = Streams(how=how)(trace.parameter("x"))
+    dag = build(trace, result)
+    (task,) = pack(dag, fuse(dag))
+    return BoundTask(task, {"x": 1}, None, ()).evaluate({})
+
+
+@pytest.mark.parametrize("how", ["right", "a tuple"])
+def test_what_was_streamed_is_returned(how):
+    assert list(evaluate(how)) == [[1], [1]]
+
+
+@pytest.mark.parametrize(
+    ("how", "what"),
+    [
+        ("short", "announced with 3 items and got 2"),
+        ("other", "something else was returned"),
+        ("longer", "something else was returned"),
+        ("none", "something else was returned"),
+    ],
+)
+def test_a_stream_that_is_not_the_output_is_refused(how, what):
+    with pytest.raises(st2i.OutputError, match=rf"workflow 'portrait': Streams#1: .*{what}"):
+        evaluate(how)

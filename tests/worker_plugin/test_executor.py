@@ -53,6 +53,8 @@ class Linear(st2i.ModelFn):
             return {"y": torch.is_grad_enabled()}
         if kind == "unsendable":
             return {"y": (i for i in ())}
+        if kind == "later unsendable":
+            return {"y": x if x.sum() > 0 else [{"deep": (i for i in ())}]}
         if kind == "image":
             return {"y": Image.new("RGB", (4, 6), "red")}
         if kind == "raises":
@@ -195,6 +197,15 @@ def test_what_cannot_be_sent_is_refused_also_as_the_result(executor, followed):
     with pytest.raises(st2i.OutputError) as caught:
         run_chain(executor, *models)
     assert "workflow 'portrait': Linear#1 hands on values (generator)" in str(caught.value)
+
+
+def test_what_cannot_be_sent_is_found_in_any_request(executor):
+    """Also when earlier requests of the same workflow gave what can be."""
+    first, _ = tasks(Linear(kind="later unsendable"), Linear())
+    executor.run(BoundTask(first, {"x": torch.ones(1, 2)}, None, ()))
+    with pytest.raises(st2i.OutputError, match="cannot be sent to another worker"):
+        executor.run(BoundTask(first, {"x": torch.zeros(1, 2)}, None, ()))
+    executor.run(BoundTask(first, {"x": torch.ones(1, 2)}, None, ()))
 
 
 def test_a_model_over_the_budget_is_refused():

@@ -21,7 +21,17 @@ from worker_plugin.host_heap import HostHeap
 from worker_plugin.streams import Boards, Opened, StreamReader
 from worker_plugin.tensor_store import SMALL, TensorStore
 
-from .tensors import TIMEOUT, cluster, moved, read_in_order, streamed, used
+from .tensors import (
+    TIMEOUT,
+    Noise,
+    Reader,
+    Timed,
+    cluster,
+    moved,
+    read_in_order,
+    streamed,
+    used,
+)
 
 MANY = SMALL // 4  # float32 elements: the least that goes into the arena
 
@@ -263,3 +273,47 @@ def test_cancelled_in_the_middle_of_a_stream(two):
     check(streamed.submit(two, seed=1, seconds=0.01), 1)
     del future
     assert set(used(two).values()) == {0}
+
+
+def test_attached_anew_in_the_middle_of_streams(two):
+    """Every worker gets another arena; what ran meanwhile runs again."""
+    futures = [streamed.submit(two, seed=s, seconds=0.08) for s in range(3)]
+    for size in ("32 MiB", "64 MiB"):
+        time.sleep(0.4)
+        st2i.attach(two, arena_bytes=size)
+    for seed, future in enumerate(futures):
+        check(future, seed)
+    del futures, future
+    assert set(used(two).values()) == {0}
+
+
+class RaisesMidway(st2i.ModelFn):
+    def setup_io(self):
+        self.add_input("x")
+        self.add_output("samples")
+
+    def execute(self, model_components, x):
+        samples = st2i.stream("samples", 3)
+        samples.append(x + 1)
+        time.sleep(1.0)
+        raise ZeroDivisionError("midway")
+
+
+def test_a_cancelled_consumer_is_released_and_leaves_nothing(two):
+    """Nobody tells it of its producer's failure any more."""
+
+    def midway(seed: int):
+        x = Noise()(seed, 256, 0.0)
+        result = Reader()(x, RaisesMidway()(x))
+        return Timed()(result.read, result.times)
+
+    workflow = st2i.workflow(name="streams-midway", replace=True)(midway)
+    future = workflow.submit(two, seed=1)
+    time.sleep(0.5)
+    future.cancel()
+    del future
+    time.sleep(1.5)
+    busy = two.run(lambda dask_worker: dask_worker.state.executing_count)
+    assert set(busy.values()) == {0}
+    assert set(used(two).values()) == {0}
+    check(streamed.submit(two, seed=1, seconds=0.01), 1)

@@ -110,11 +110,15 @@ def test_small_tensors_parameters_and_empty_ones_stay_outside(stores):
     assert other.transports.statistics()["process"] == (0, 0)
 
 
-def test_a_kept_tensor_does_not_follow_its_source(stores):
-    source = torch.zeros(MANY)
+@pytest.mark.parametrize("where", ["arena", "small", "full"])
+def test_a_kept_tensor_does_not_follow_its_source(stores, where):
+    filling = stores[0].keep(torch.zeros(1 << 20)) if where == "full" else None
+    source = torch.zeros(3 if where == "small" else MANY)
     kept = stores[0].keep(source)
+    assert stores[0].holds(kept) == (where == "arena")
     source.fill_(1)
     assert not kept.any()
+    del filling
 
 
 def test_a_full_arena_falls_back_and_the_tensor_travels_as_bytes(stores):

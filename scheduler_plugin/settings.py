@@ -31,7 +31,8 @@ class Settings:
     slack_s: how far a tenant may be ahead of the least-served one and still be chosen, vTime s.
     default_weight, weights: a tenant's share is proportional to its weight.
     default_cap, caps: most requests of one tenant that wait without having started; None: no cap.
-    steps_per_task: most denoising steps run as one task while no other tenant waits.
+    steps_per_task: most denoising steps run as one task while no other tenant waits; one that comes
+        waits for the step that runs, and a worker that dies loses the steps of its task.
     bandwidth: bytes per second assumed for a pull of which nothing was measured yet.
     """
 
@@ -40,7 +41,7 @@ class Settings:
     weights: Mapping[str, float] = field(default_factory=dict)
     default_cap: int | None = None
     caps: Mapping[str, int] = field(default_factory=dict)
-    steps_per_task: int = 8
+    steps_per_task: int = 32
     bandwidth: float = 4e9
 
     def __post_init__(self) -> None:

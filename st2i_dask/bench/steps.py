@@ -25,7 +25,7 @@ NEWCOMERS = 6
 
 
 def run(rounds: int = ROUNDS, newcomers: int = NEWCOMERS) -> dict[str, float]:
-    """Seconds per request, with 1 and with the default 8 steps per task.
+    """Seconds per request, with 1 and with the default steps per task.
 
     `alone_*_s`: steps of 5 ms. `no_op_*_s`: steps of nothing, so all of it is overhead.
     `saved_fraction`: share of `alone_1_s` that is saved; `saved_overhead_fraction`: of the overhead.

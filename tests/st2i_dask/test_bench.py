@@ -46,3 +46,12 @@ def test_unknown_benchmark_is_refused_with_the_list():
     )
     assert done.returncode == 2
     assert "hop" in done.stderr
+
+
+def test_overhead_compares_the_images_and_gives_ratios():
+    from st2i_dask.bench import overhead
+
+    figures = overhead.run(steps=3, rounds=1, layers=(1, 1), heads=2, side=32)
+    assert set(figures) == {"ratio", "one_step_ratio", "ours_s", "diffusers_s", "step_ms"}
+    assert figures["ratio"] == pytest.approx(figures["ours_s"] / figures["diffusers_s"], rel=0.01)
+    assert figures["diffusers_s"] > 0

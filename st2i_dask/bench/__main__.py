@@ -13,7 +13,10 @@ import click
 from . import describe, names, plotter, run
 
 
-@click.command(help="Measure against the rival, in one run.")
+@click.command(
+    help="Measure against the rival, in one run.\n\n\b\n"
+    + "\n".join(f"{name:<12}{describe(name)}" for name in names())
+)
 @click.argument("name", type=click.Choice(names()), metavar="NAME")
 @click.option(
     "--json",

@@ -143,10 +143,10 @@ def test_steps_says_what_they_save_and_that_a_newcomer_waits_for_one():
     from st2i_dask.bench import steps
 
     figures = steps.run(rounds=2, newcomers=2)
-    assert set(figures) >= {"alone_1_s", "alone_8_s", "no_op_1_s", "no_op_8_s"}
+    assert set(figures) >= {"alone_1_s", "alone_many_s", "no_op_1_s", "no_op_many_s"}
     assert figures["saved_fraction"] == pytest.approx(
-        1 - figures["alone_8_s"] / figures["alone_1_s"], abs=0.02
+        1 - figures["alone_many_s"] / figures["alone_1_s"], abs=0.02
     )
-    assert figures["no_op_8_s"] < figures["no_op_1_s"]
+    assert figures["no_op_many_s"] < figures["no_op_1_s"]
     # One step, and what a busy machine adds; without the yield it would be six or more.
     assert figures["newcomer_wait_steps"] < 3

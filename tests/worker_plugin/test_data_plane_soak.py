@@ -27,8 +27,8 @@ CANCELLED = 0.1
 ROWS = 8  # of 1024 float32: 32 KiB, twice what goes into the arena
 TENSOR = ROWS * 1024 * 4
 ARENA = 64 << 20
-#: Bytes per request, each of which makes 8 to 17 tensors. What is left is mostly a single step of
-#: 2 MiB, in every worker after the same number of requests; Python's objects do not become more.
+#: Bytes per request, each of which makes 8 to 17 tensors. About 3 KB were measured, part of which came
+#: as one step of 2 MiB; the number of Python's objects stayed the same.
 LIMIT = TENSOR / 4
 #: Requests until memory pools, caches and Dask's logs are full.
 WARM = 600

@@ -158,7 +158,7 @@ class _Fusion:
             return []
         assert isinstance(leaf, Ref)
         places = self.placed.get(leaf.node, [])
-        if task in places:
+        if task in places or leaf in draft.imports:
             return []
         # An earlier task on the path to this one that already has it; rather not a producer of
         # callback inputs: all that it hands on would travel with the value.

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import cloudpickle
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import st2i_dask as st2i
@@ -237,6 +237,27 @@ def written(steps, wanted, glue_last):
 
 
 @settings(max_examples=100, deadline=None)
+@example(
+    described=(
+        [
+            ("glue", 0, None, [], "list", None),
+            ("model", 1, None, [], "list", None),
+            ("model", 2, None, [], "list", None),
+            ("model", 3, 2, [], "list", None),
+            ("model", 4, 3, [], "list", None),
+            ("model", 5, 3, ["0.0"], "list", None),
+            ("model", 6, None, ["0.0"], "list", None),
+            ("model", 7, None, [], "list", None),
+            ("model", 8, None, [], "list", "5.1"),
+            ("model", 9, None, [], "list", None),
+            ("model", 10, None, [], "list", None),
+            ("model", 11, None, [], "list", None),
+            ("model", 12, None, ["8.0"], "list", None),
+        ],
+        ["0.0", "12.0", "6.0"],
+        True,
+    )
+)
 @given(described=workflows())
 def test_any_workflow_gives_the_value_of_its_dag(described):
     run_both(written(*described))

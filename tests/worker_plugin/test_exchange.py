@@ -132,7 +132,7 @@ def test_a_worker_that_cannot_reach_a_heap_gets_bytes(two):
         by_host, by_comm = moved(two, "host"), moved(two, "comm")
         check([fork.submit(two, seed=s) for s in range(4)], range(4))
         assert moved(two, "host") == by_host
-        assert moved(two, "comm") - by_comm >= 4 * MIB
+        assert moved(two, "comm") - by_comm >= MIB, "a tensor has that many bytes"
     finally:
         two.run(see)
     check([fork.submit(two, seed=9)], [9])

@@ -11,6 +11,7 @@ from typing import Any
 from distributed import SchedulerPlugin
 
 from st2i_dask.errors import PolicyError, St2iError
+from st2i_dask.messages import quicken, restore
 from st2i_dask.request import ANNOTATION
 
 from . import events as ev
@@ -20,7 +21,6 @@ from .cost_model import CostModel
 from .fair_queue import FairQueue
 from .policy import FairPolicy
 from .settings import Settings
-from .streams import quicken, restore
 from .usage import UsageTotals
 from .world_service import WorldService
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from dask.utils import parse_bytes
 
+from . import _core
 from .errors import AttachError
 
 if TYPE_CHECKING:
@@ -50,7 +51,8 @@ def attach(
     device: torch device of the workers. Default: CUDA where there is one.
 
     Without options, a cluster that is attached already keeps its settings; with options, workers
-    start anew with these, and those that are not given go back to their defaults. AttachError says which node lacks the package or has another version.
+    start anew with these, and those that are not given go back to their defaults. AttachError says
+    which node lacks the package or has another version.
     """
     if not hasattr(client, "asynchronous") or not hasattr(client, "run_on_scheduler"):
         raise AttachError(
@@ -177,7 +179,7 @@ def _device_problem(device: str) -> str | None:
 
 def _check_arena(client: Client, nbytes: int) -> None:
     """Between what a tensor takes and what a worker has."""
-    smallest = 64 << 10
+    smallest = _core.GRANULE
     for worker, limit in client.run(_by_value(_memory)).items():
         if not smallest <= nbytes <= limit:
             raise AttachError(

@@ -8,26 +8,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from distributed.batched import BatchedSend
+from st2i_dask.messages import SendAtOnce
 
 #: Longest wait of a message that nobody waits for, seconds.
 HOLD_S = 0.005
 _CAN_WAIT = "release-worker-data"
 
 
-class RidingSend(BatchedSend):
-    """A BatchedSend without its pause, and so without a timer for each message. Event loop only."""
+class RidingSend(SendAtOnce):
+    """A worker's stream to the scheduler. Event loop only."""
 
-    pause_s: float  # Dask's own
     _held = False  # a look at what waits is on its way
-
-    @property
-    def next_deadline(self) -> None:
-        """Always None: the stream then waits for a message and for nothing else."""
-
-    @next_deadline.setter
-    def next_deadline(self, when: float | None) -> None:
-        pass
 
     def send(self, *msgs: Any) -> None:
         closed = self.comm is not None and self.comm.closed()
@@ -38,26 +29,9 @@ class RidingSend(BatchedSend):
         self.buffer.extend(msgs)
         if not self._held:
             self._held = True
-            self.loop.call_later(HOLD_S, self._flush)
+            self.loop.call_later(HOLD_S, self.let_go)
 
-    def _flush(self) -> None:
+    def let_go(self) -> None:
         self._held = False
         if self.buffer:
             self.waker.set()
-
-
-def quicken(stream: Any) -> None:
-    """Take the pause out of a worker's stream to the scheduler, which may be in use already."""
-    if type(stream) is BatchedSend:
-        stream.__class__ = RidingSend
-        stream.pause_s = stream.interval
-
-
-def restore(stream: Any) -> None:
-    """Dask's own pause again, if `quicken` took it out; what was held back leaves."""
-    if type(stream) is RidingSend:
-        stream._flush()
-        stream.__class__ = BatchedSend
-        stream.interval = stream.pause_s
-        # A deadline set before `quicken` would keep the next message from waking the stream.
-        stream.next_deadline = None

@@ -23,10 +23,11 @@ from distributed.worker_state_machine import FreeKeysEvent, UpdateDataEvent
 
 from st2i_dask.errors import OutputError, ProducerLostError
 from st2i_dask.invocation import BoundTask, Call
+from st2i_dask.messages import quicken, restore
 
 from .callback_pulls import CallbackPulls
 from .executor import CacheExecutor, Seconds
-from .messages import quicken, restore
+from .messages import RidingSend
 from .streams import OutputBoard
 
 logger = logging.getLogger(__name__)
@@ -122,7 +123,7 @@ class StepRunner:
     def start(self) -> None:
         """Listen to the scheduler."""
         self._worker.stream_handlers["st2i_yield"] = self.yield_wanted
-        quicken(self._worker.batched_stream)
+        quicken(self._worker.batched_stream, RidingSend)
 
     def stop(self) -> None:
         self._worker.stream_handlers.pop("st2i_yield", None)

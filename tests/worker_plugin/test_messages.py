@@ -9,13 +9,19 @@ import pytest
 from distributed.batched import BatchedSend
 from distributed.comm import CommClosedError
 
+from st2i_dask.messages import quicken as quicken_into
+from st2i_dask.messages import restore
 from worker_plugin import messages
-from worker_plugin.messages import RidingSend, quicken, restore
+from worker_plugin.messages import RidingSend
 
 #: Far longer than a turn of the event loop, even on a busy machine.
 LONG_S = 1.0
 RELEASED = {"op": "release-worker-data", "key": "a"}
 DONE = {"op": "task-finished", "key": "b"}
+
+
+def quicken(stream):
+    quicken_into(stream, RidingSend)
 
 
 class Comm:

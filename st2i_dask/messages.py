@@ -1,8 +1,7 @@
-"""When messages to workers leave: at once, and not up to 5 ms later to be merged with others.
+"""When messages of a Dask stream leave: at once, and not up to 5 ms later to be merged with others.
 
 Dask's BatchedSend pauses after each write (`interval`); a chain of dependent tasks would wait for that
-at every hop. What is sent within one turn of the event loop still leaves together. Streams to clients
-keep their 2 ms: only a result that follows another one so closely waits for it, in one message.
+at every hop. What is sent within one turn of the event loop still leaves together.
 """
 
 from __future__ import annotations
@@ -13,7 +12,12 @@ from distributed.batched import BatchedSend
 
 
 class SendAtOnce(BatchedSend):
-    """A BatchedSend without the pause, and so without a timer for each message."""
+    """A BatchedSend without the pause, and so without a timer for each message. Event loop only."""
+
+    pause_s: float  # Dask's own
+
+    def let_go(self) -> None:
+        """The stream is about to be Dask's own again: what it holds back must leave."""
 
     @property
     def next_deadline(self) -> None:
@@ -24,15 +28,18 @@ class SendAtOnce(BatchedSend):
         pass
 
 
-def quicken(stream: Any) -> None:
+def quicken(stream: Any, into: type[SendAtOnce] = SendAtOnce) -> None:
     """Take the pause out of a stream, which may be in use already."""
     if type(stream) is BatchedSend:
-        stream.__class__ = SendAtOnce
+        stream.__class__ = into
+        stream.pause_s = stream.interval
 
 
 def restore(stream: Any) -> None:
     """Dask's own pause again, if `quicken` took it out."""
-    if type(stream) is SendAtOnce:
+    if isinstance(stream, SendAtOnce):
+        stream.let_go()
         stream.__class__ = BatchedSend
+        stream.interval = stream.pause_s
         # A deadline set before `quicken` would keep the next message from waking the stream.
         stream.next_deadline = None

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 from distributed.batched import BatchedSend
 
-from scheduler_plugin.streams import SendAtOnce, quicken, restore
+from st2i_dask.messages import SendAtOnce, quicken, restore
 
 from .live import TIMEOUT, chain, serving, until
 

@@ -27,7 +27,8 @@ from scheduler_plugin.policy import FairPolicy
 from scheduler_plugin.rivals import chooser
 from scheduler_plugin.settings import Settings
 
-from .virtual_cluster import Truth, VirtualCluster, spreads
+from .spreads import spreads
+from .virtual_cluster import Truth, VirtualCluster
 
 MODELS = [f"m{n}" for n in range(6)]
 ANCHOR = chain("anchor", [("Fn", "m0", "1")])

@@ -34,7 +34,7 @@ from .live import (
     standing,
     until,
 )
-from .virtual_cluster import spreads
+from .spreads import spreads
 
 
 def submit(client, tenant, n, *, steps=3, seconds=0.0, workflow=chain, **more):

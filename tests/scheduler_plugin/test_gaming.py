@@ -9,7 +9,8 @@ from scheduler_plugin.outline import chain
 from scheduler_plugin.policy import FairPolicy
 from scheduler_plugin.settings import Settings
 
-from .virtual_cluster import Truth, VirtualCluster, spreads
+from .spreads import spreads
+from .virtual_cluster import Truth, VirtualCluster
 
 SLACK, SECONDS = 1.0, 30.0
 WORK = chain("work", [("Step", "m", "1")] * 3)

@@ -7,7 +7,7 @@ import pytest
 from scheduler_plugin.policy import FairPolicy
 from scheduler_plugin.settings import Settings
 
-from .virtual_cluster import spreads
+from .spreads import spreads
 from .workloads import EXECUTORS, SUITES, WEIGHTS, play
 
 SECONDS = 60.0

@@ -13,7 +13,8 @@ from scheduler_plugin.policy import FairPolicy
 from scheduler_plugin.rivals import chooser
 from scheduler_plugin.settings import Settings
 
-from .virtual_cluster import Truth, VirtualCluster, spreads
+from .spreads import spreads
+from .virtual_cluster import Truth, VirtualCluster
 
 CHEAP = chain("cheap", [("Text", "clip", "77")] + [("Step", "sd3", "1")] * 4)
 DEAR = chain("dear", [("Text", "t5", "77")] + [("Step", "flux", "1")] * 4)

@@ -83,6 +83,15 @@ def fan(value: float, label: str = "", width: int = 3, seconds: st2i.Static[floa
     return total
 
 
+class Cluster(LocalCluster):
+    """Dask's own fails to close once it has heard of the end of a worker whose beginning it missed:
+    one that was killed as it started."""
+
+    def _update_worker_status(self, op: str, msg: Any) -> None:
+        if op != "remove" or msg in self.scheduler_info["workers"]:
+            super()._update_worker_status(op, msg)
+
+
 @contextmanager
 def serving(
     n_workers: int = 1,
@@ -100,7 +109,7 @@ def serving(
     options = {"threads_per_worker": 1, "dashboard_address": ":0", **(cluster_options or {})}
     with (
         dask.config.set({**validate, **(config or {})}),
-        LocalCluster(n_workers=n_workers, processes=processes, **options) as cluster,
+        Cluster(n_workers=n_workers, processes=processes, **options) as cluster,
         Client(cluster) as client,
     ):
         st2i.attach(client)

@@ -7,6 +7,7 @@
 #include <nanobind/stl/unique_ptr.h>
 
 #include "allocators.hpp"
+#include "copy.hpp"
 #include "heap.hpp"
 #include "peer.hpp"
 #include "scan.hpp"
@@ -80,6 +81,16 @@ void bind_scan(nb::module_ &m) {
       "Range and non-finite count of a C-contiguous float32 CPU array, in one pass without the GIL.");
 }
 
+void bind_copy(nb::module_ &m) {
+  m.def(
+      "copy",
+      [](std::uint64_t into_address, std::uint64_t from_address, std::uint64_t nbytes) {
+        copy_bytes(reinterpret_cast<char *>(into_address),
+                   reinterpret_cast<const char *>(from_address), nbytes);
+      },
+      "into_address"_a, "from_address"_a, "nbytes"_a, NoGil());
+}
+
 void bind_allocator(nb::module_ &m) {
   m.attr("GRANULE") = kGranule;
   nb::class_<Allocator>(m, "Allocator", "Divides an arena that lies elsewhere.")
@@ -151,6 +162,7 @@ NB_MODULE(_core, m) {
   nb::set_leak_warnings(false);
   nb::register_exception_translator(translate);
   bind_scan(m);
+  bind_copy(m);
   bind_allocator(m);
   bind_heap(m);
   bind_peer(m);

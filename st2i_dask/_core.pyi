@@ -10,6 +10,12 @@ def scan(values: NDArray[object]) -> tuple[float, float, int]:
     and are +inf and -inf when there are none. TypeError for another dtype or layout.
     """
 
+def copy(into_address: int, from_address: int, nbytes: int) -> None:
+    """Copy bytes between two addresses of this process that do not overlap. Without the GIL.
+
+    The caller answers for both. TypeError for what is not an integer of 0 to 2^64 - 1.
+    """
+
 GRANULE: int
 """Bytes; blocks start at its multiples and are rounded up to them."""
 

@@ -211,6 +211,8 @@ class WeightCache:
         if nbytes > self._books.capacity[region]:
             self._freed()
         self._books.capacity[region] = nbytes
+        for run in self._runs.values():
+            run.repacked = False
         return [*self._shrink(), *self._admit(), *self._next()]
 
     def demand(self, region: Region, nbytes: int, now: float) -> Instructions:
@@ -420,8 +422,10 @@ class WeightCache:
             region, group = found
             return [*self._evict(group), *self._load(want, region)]
         if self._whole and self._repack(want.run):
-            evicts = self._evict([pair for pair in want.run.kept if books.evictable(*pair)])
-            return [*evicts, *(self._place(want) or [])]
+            evicts = [e for w in self._books.weights.values() for e in self._evict_all_of(w)]
+            first = self._wanted(want.run)
+            assert first is not None
+            return [*evicts, *(self._place(first) or [])]
         return None
 
     def _load(self, want: Want, region: Region) -> Instructions:
@@ -555,8 +559,8 @@ class WeightCache:
         )
 
     def _repack(self, run: Run) -> bool:
-        """A run that is alone and finds no place has its own layers in its way, in the wrong regions:
-        they are unpinned once, to be copied in anew in the order that fits."""
+        """A run that is alone and finds no place has layers in its way, in the wrong regions: its own
+        are unpinned, once, so that all may go and come anew in the order that fits."""
         if run.repacked or any(
             other.admitted and other is not run for other in self._runs.values()
         ):

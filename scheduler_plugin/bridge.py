@@ -146,7 +146,7 @@ class Bridge:
                 now,
                 key,
                 _measured(report, message.get("startstops") or ()),
-                missing=dict.fromkeys(report["resident"], 0.0) if "resident" in report else None,
+                missing=report.get("missing"),
                 free_bytes=report.get("free_bytes"),
                 steps=1 + len(report.get("ahead", ())),
                 stimulus_id=stimulus_id,

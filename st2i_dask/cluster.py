@@ -26,28 +26,41 @@ _DEVICE = re.compile(r"cpu|cuda(:\d+)?")
 #: Allocators of the arena; the first is the default.
 ALLOCATORS = ("best_fit", "buddy")
 
+#: How a worker may keep models; the first is the default.
+WEIGHTS = ("elastic", "pipelined", "mcache", "wcache", "nocache")
+
 _attached: weakref.WeakSet[Client] = weakref.WeakSet()
 
 
 def attach(
     client: Client,
     *,
-    model_bytes: int | str | None = None,
+    memory_bytes: int | str | None = None,
     arena_bytes: int | str | None = None,
     allocator: str | None = None,
     nvshmem: bool | None = None,
+    weights: str | None = None,
+    host_bytes: int | str | None = None,
+    load_bandwidth: int | str | None = None,
     device: str | None = None,
 ) -> None:
     """Make the client's cluster serve workflows. Idempotent; `submit` calls it when needed.
 
-    model_bytes: budget of each worker for loaded models ("8 GiB" or bytes). Default: half of the
-        worker's memory limit, or 80 % of its CUDA device.
-    arena_bytes: size of each worker's arena, where tensors wait for who needs them. Default: an
-        eighth of the worker's memory limit (of its device with NVSHMEM), at most 1 GiB. Host memory is
-        taken as it is used.
+    memory_bytes: budget of each worker for weights, tensors and activations ("8 GiB" or bytes).
+        Default: half of the worker's memory limit, or 80 % of its CUDA device.
+    arena_bytes: the part of it that is the worker's arena, where tensors wait for who needs them and
+        weights lie that leave room for them. Default: a quarter, at most 1 GiB. Host memory is taken
+        as it is used.
     allocator: of the arena: "best_fit" (default) or "buddy".
     nvshmem: False keeps arenas in host memory also on CUDA devices. Default: in device memory where
         nvshmem4py is installed and the workers' world comes about in time.
+    weights: how models are kept: "elastic" (default: layer by layer, first layers longest), or, to
+        compare, "pipelined" (nothing kept between invocations), "mcache" (whole models), "wcache"
+        (whole workflows), "nocache" (the current request's models).
+    host_bytes: files of models kept in each machine's memory, those not in use included. Default: half
+        of it.
+    load_bandwidth: bytes a second ("2 GiB") that a worker copies from host memory at most, so that
+        loads leave the rest to what runs on the same machine. Default: no limit.
     device: torch device of the workers. Default: CUDA where there is one.
 
     Without options, a cluster that is attached already keeps its settings; with options, workers
@@ -62,34 +75,44 @@ def attach(
         raise AttachError("attach needs a synchronous Client; use Client(..., asynchronous=False)")
     if client.status != "running":
         raise AttachError(f"the client is {client.status}; connect a new distributed.Client")
-    budget = _size("model_bytes", model_bytes)
+    budget = _size("memory_bytes", memory_bytes)
     arena = _size("arena_bytes", arena_bytes)
+    host = _size("host_bytes", host_bytes)
+    bandwidth = _size("load_bandwidth", load_bandwidth)
     if nvshmem not in (None, False, True):
         raise AttachError(f"nvshmem={nvshmem!r} is not known; use False, or leave it out")
     if allocator not in (None, *ALLOCATORS):
         raise AttachError(
             f"allocator={allocator!r} is not known; use {' or '.join(map(repr, ALLOCATORS))}"
         )
+    if weights not in (None, *WEIGHTS):
+        raise AttachError(
+            f"weights={weights!r} is not known; use one of {', '.join(map(repr, WEIGHTS))}"
+        )
     if device is not None and not _DEVICE.fullmatch(device):
         raise AttachError(f"device={device!r} is not known; use 'cpu', 'cuda' or 'cuda:N'")
-    configured = any(option is not None for option in (budget, arena, allocator, nvshmem, device))
+    options = (budget, arena, allocator, nvshmem, weights, host, bandwidth, device)
+    configured = any(option is not None for option in options)
     if client in _attached and not configured:
         return
     _check_versions(client)
     if device is not None and device != "cpu":
         _check_device(client, device)
-    if arena is not None:
-        _check_arena(client, arena)
+    if arena is not None or budget is not None:
+        _check_memory(client, budget, arena)
 
     from scheduler_plugin.plugin import ServingSchedulerPlugin
     from worker_plugin.plugin import ServingPlugin
 
     client.register_plugin(ServingSchedulerPlugin())
     plugin = ServingPlugin(
-        model_bytes=budget,
+        memory_bytes=budget,
         arena_bytes=arena,
         allocator=allocator or ALLOCATORS[0],
         nvshmem=nvshmem is not False,
+        weights=weights or WEIGHTS[0],
+        host_bytes=host,
+        load_bandwidth=bandwidth,
         device=device,
         expected=version("st2i_dask"),
     )
@@ -177,14 +200,24 @@ def _device_problem(device: str) -> str | None:
     return None
 
 
-def _check_arena(client: Client, nbytes: int) -> None:
-    """Between what a tensor takes and what a worker has."""
+def _check_memory(client: Client, memory: int | None, arena: int | None) -> None:
+    """Before anything is registered: a tensor must fit the arena, the arena its budget."""
     smallest = _core.GRANULE
+    if memory is not None and memory < 2 * smallest:
+        raise AttachError(
+            f"memory_bytes={memory:,}; a worker needs at least {2 * smallest:,} bytes (a tensor in "
+            "its arena and as much beside it); leave it out for the default"
+        )
+    if arena is None:
+        return
     for worker, limit in client.run(_by_value(_memory)).items():
-        if not smallest <= nbytes <= limit:
+        whose = "the worker's memory limit"
+        if memory is not None and memory < limit:
+            limit, whose = memory, "memory_bytes"
+        if not smallest <= arena <= limit:
             raise AttachError(
-                f"arena_bytes={nbytes:,} on worker {worker}; an arena has {smallest:,} bytes (one "
-                f"tensor) to {limit:,} bytes (the worker's memory limit); leave it out for the default"
+                f"arena_bytes={arena:,} on worker {worker}; an arena has {smallest:,} bytes (one "
+                f"tensor) to {limit:,} bytes ({whose}); leave it out for the default"
             )
 
 

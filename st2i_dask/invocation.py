@@ -86,6 +86,8 @@ class BoundTask:
         self.about = about  # the result's metadata; None unless this is the final task
         self._parameters = parameters
         self._open_stream = open_stream
+        #: Whether items were handed over while it ran: it cannot be evaluated again.
+        self.has_streamed = False
         self.imports: dict[Ref, Any] = {
             ref: dependencies[source].values[export] for source, export, ref in self.plan.imports
         }
@@ -141,6 +143,7 @@ class BoundTask:
         ref, exports = Ref(node, output), self.plan.program.exports
         if self._open_stream is None or ref not in exports:
             return None
+        self.has_streamed = True
         return self._open_stream(exports.index(ref), length)
 
     def _wrap_callbacks(self, inputs: dict[str, Any]) -> None:

@@ -1,9 +1,13 @@
-"""A worker's arena: its part of the symmetric heap, with patience and a record of what did not fit."""
+"""A worker's arena: its part of the symmetric heap, with patience and a record of what did not fit.
+
+Tensors come first: weights that are cached in it make room for them.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from .heap import Block, SymmetricHeap
@@ -12,19 +16,17 @@ from .heap import Block, SymmetricHeap
 WAIT_SECONDS = 0.05
 _LOOK_SECONDS = 0.001
 
-#: An arena that nobody sized: this share of the worker's memory limit, at most so many bytes.
-DEFAULT_SHARE = 8
-DEFAULT_LIMIT = 1 << 30
-
 
 @dataclass(frozen=True)
 class ArenaStatistics:
-    """Bytes, except counts. fallbacks: tensors that found no room and went to torch's own memory."""
+    """Bytes, except counts. used, peak: of tensors. weights: of cached layers. fallbacks: tensors that
+    found no room and went to torch's own memory."""
 
     kind: str
     nbytes: int
     used: int
     peak: int
+    weights: int
     fallbacks: int
     fallback_bytes: int
 
@@ -34,7 +36,10 @@ class Arena:
 
     def __init__(self, heap: SymmetricHeap):
         self.heap = heap
+        #: Gives up cached weights for a tensor of so many bytes; False: there is nothing to give.
+        self.reclaim: Callable[[int], bool] | None = None
         self._lock = threading.Lock()
+        self._weights = 0
         self._peak = self._fallbacks = self._fallback_bytes = 0
         # Bytes in use when somebody last waited in vain; None since then there was room.
         self._stuck: int | None = None
@@ -45,7 +50,7 @@ class Arena:
         Where a wait was in vain the next one waits only once something was freed: an arena that
         stays full costs the bound once, not for every tensor.
         """
-        block = self.heap.allocate(nbytes)
+        block = self._allocate(nbytes)
         if block is None and wait_s and nbytes <= self.heap.address.nbytes:
             block = self._wait(nbytes, wait_s)
         with self._lock:
@@ -54,7 +59,28 @@ class Arena:
                 self._fallback_bytes += nbytes
             else:
                 self._stuck = None
-                self._peak = max(self._peak, self.heap.used_bytes)
+                self._peak = max(self._peak, self._tensors())
+        return block
+
+    def count_weights(self, nbytes: int) -> None:
+        """So many bytes of blocks more (or less) hold weights."""
+        with self._lock:
+            self._weights += nbytes
+
+    def tensor_bytes(self) -> int:
+        """Bytes of blocks that hold tensors, now."""
+        with self._lock:
+            return self._tensors()
+
+    def _tensors(self) -> int:
+        # Blocks and the count of them change one after the other.
+        return max(0, self.heap.used_bytes - self._weights)
+
+    def _allocate(self, nbytes: int) -> Block | None:
+        block = self.heap.allocate(nbytes)
+        if block is None and nbytes <= self.heap.address.nbytes:
+            while block is None and self.reclaim is not None and self.reclaim(nbytes):
+                block = self.heap.allocate(nbytes)
         return block
 
     def _wait(self, nbytes: int, wait_s: float) -> Block | None:
@@ -65,7 +91,7 @@ class Arena:
         block = None
         while block is None and time.monotonic() < deadline:
             time.sleep(_LOOK_SECONDS)
-            block = self.heap.allocate(nbytes)
+            block = self._allocate(nbytes)
         with self._lock:
             self._stuck = self.heap.used_bytes if block is None else None
         return block
@@ -76,13 +102,9 @@ class Arena:
             return ArenaStatistics(
                 address.kind,
                 address.nbytes,
-                self.heap.used_bytes,
+                self._tensors(),
                 self._peak,
+                self._weights,
                 self._fallbacks,
                 self._fallback_bytes,
             )
-
-
-def default_bytes(memory_limit: int) -> int:
-    """Size of an arena on a worker with so much memory, bytes."""
-    return min(memory_limit // DEFAULT_SHARE, DEFAULT_LIMIT)

@@ -1,21 +1,27 @@
-"""Runs invocations on this worker's device, with models kept in a cache."""
+"""Runs invocations on this worker's device."""
 
 from __future__ import annotations
 
+import logging
+import re
 import sys
 import time
 from collections.abc import Hashable, Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from st2i_dask.errors import LoadError
 from st2i_dask.image import finish
 from st2i_dask.invocation import BoundTask
 from st2i_dask.outputs import TaskOutputs, is_tensor, map_values
 
-from .model_cache import ModelCache
 from .tensor_store import TensorStore
+from .weights import WeightStore
+
+logger = logging.getLogger(__name__)
+
+# As torch words it: "Tried to allocate 2.00 GiB". Where it does not say, so many bytes.
+_WANTED = re.compile(r"allocate ([\d.]+) ([KMG]?i?B)")
+_UNITS = {"B": 1, "bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+_WANTED_DEFAULT = 1 << 30
 
 
 class Seconds(NamedTuple):
@@ -26,46 +32,28 @@ class Seconds(NamedTuple):
     transfer: float = 0.0
 
 
-class CacheExecutor:
-    """Whole models in an LRU cache; what tasks hand on goes into the tensor store.
+class Executor:
+    """Models leased from the store of weights; what tasks hand on goes into the tensor store.
 
     device: a torch device name. Inputs that lie elsewhere (in an arena in host memory) are copied
     to it. Thread-safe; Dask calls it from its task threads.
     """
 
-    def __init__(self, models: ModelCache, device: str, store: TensorStore):
+    def __init__(self, models: WeightStore, store: TensorStore):
         self.models = models
-        self.device = device
+        self.device = models.device
         self.store = store
         # Task programs and kinds of outputs that have been seen to pickle; bounded by clearing.
         self._sendable: set[tuple[str, Hashable]] = set()
 
-    def run(self, task: BoundTask) -> tuple[Any, Seconds]:
-        """The task's result (TaskOutputs, or the workflow's result) and what it took."""
-        load_s = 0.0
-        model_fn = task.model_fn
+    def run(self, task: BoundTask, request: str = "", bucket: str = "") -> tuple[Any, Seconds]:
+        """The task's result (TaskOutputs, or the workflow's result) and what it took.
 
-        def place(components: Mapping[str, Any]) -> None:
-            nonlocal load_s
-            start = time.perf_counter()
-            self._place(components)
-            load_s += time.perf_counter() - start
-
-        def load() -> Mapping[str, Any]:
-            nonlocal load_s
-            start = time.perf_counter()
-            try:
-                components = model_fn.load_model(model_fn.model_path)
-                if not isinstance(components, Mapping):
-                    raise LoadError(
-                        f"{model_fn.name}.load_model returned {type(components).__name__}; "
-                        "return a dict of components by name"
-                    )
-                return components
-            finally:
-                load_s = time.perf_counter() - start
-
-        with self.models.lease(model_fn.model_key, load, nbytes, place) as components:
+        request: which one the task belongs to. bucket: of the shapes that it computes.
+        """
+        with self.models.lease(
+            task.model_fn, workflow=task.plan.workflow, request=request, bucket=bucket
+        ) as lease:
             start = time.perf_counter()
             if self.device != "cpu":
                 task.imports = map_values(task.imports, is_tensor, self._to_device)
@@ -73,10 +61,10 @@ class CacheExecutor:
                     ref: future.then(lambda value: map_values(value, is_tensor, self._to_device))
                     for ref, future in task.callbacks.items()
                 }
-            here = time.perf_counter()
+            here, stalled = time.perf_counter(), lease.load_s
             with _no_grad():
-                result = task.evaluate(components)
-            done = time.perf_counter()
+                result = self._evaluate(task, lease.components)
+            done, stalled = time.perf_counter(), lease.load_s - stalled
             if task.plan.result is not None:
                 result = finish(map_values(result, is_tensor, self._to_client), task.about or {})
                 self._check_sendable(task, TaskOutputs((result,)))
@@ -85,7 +73,19 @@ class CacheExecutor:
                 self.store.arena.heap.settle()
                 self._check_sendable(task, result)
             transfer_s = here - start + time.perf_counter() - done
-        return result, Seconds(load_s, done - here, transfer_s)
+        return result, Seconds(lease.load_s, done - here - stalled, transfer_s)
+
+    def _evaluate(self, task: BoundTask, components: Mapping[str, Any]) -> Any:
+        """Once more where the device ran out of memory and cached weights could make room."""
+        try:
+            return task.evaluate(components)
+        except Exception as error:
+            wanted = _out_of_memory(error)
+            # What was streamed may have been read already.
+            if wanted is None or task.has_streamed or not self.models.relieve(wanted):
+                raise
+            logger.warning("%s ran out of memory; weights were evicted: %s", task.plan.label, error)
+        return task.evaluate(components)
 
     def _check_sendable(self, task: BoundTask, outputs: TaskOutputs) -> None:
         """Once per task program and kinds of values: pickling is dear, and the same next time."""
@@ -95,18 +95,6 @@ class CacheExecutor:
             if len(self._sendable) > 10_000:
                 self._sendable.clear()
             self._sendable.add(seen)
-
-    def _place(self, components: Mapping[str, Any]) -> None:
-        """Move modules, pipelines and bare tensors to the device, in place where they can be."""
-        if self.device == "cpu":
-            return
-        for name, value in components.items():
-            if is_tensor(value):
-                components[name] = self._to_device(value)  # type: ignore[index]
-            elif hasattr(value, "to") and (
-                hasattr(value, "parameters") or hasattr(value, "components")
-            ):
-                value.to(self.device)
 
     def _to_device(self, tensor: Any) -> Any:
         return tensor.to(self.device)
@@ -131,25 +119,13 @@ def kinds(value: Any) -> Hashable:
     return type(value)
 
 
-def nbytes(components: Mapping[str, Any]) -> int:
-    """Bytes of all tensors of modules, pipelines and bare tensors or arrays; shared ones once."""
-    storages: dict[int, int] = {}
-    for value in components.values():
-        for part in getattr(value, "components", {}).values() or [value]:
-            for tensor in _tensors(part):
-                storage = tensor.untyped_storage()
-                storages[storage.data_ptr()] = storage.nbytes()
-            if isinstance(part, np.ndarray):
-                storages[part.ctypes.data] = part.nbytes
-    return sum(storages.values())
-
-
-def _tensors(part: Any) -> list[Any]:
-    if is_tensor(part):
-        return [part]
-    if hasattr(part, "parameters") and hasattr(part, "buffers"):
-        return [*part.parameters(), *part.buffers()]
-    return []
+def _out_of_memory(error: Exception) -> int | None:
+    """How many bytes an allocation on the device wanted; None for any other error."""
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(error, torch.OutOfMemoryError):
+        return None
+    found = _WANTED.search(str(error))
+    return int(float(found[1]) * _UNITS[found[2]]) if found else _WANTED_DEFAULT
 
 
 def _no_grad() -> Any:

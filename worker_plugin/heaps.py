@@ -5,7 +5,6 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import Any
 
-from .arena import default_bytes
 from .heap import SymmetricHeap
 from .host_heap import HostHeap
 
@@ -16,11 +15,10 @@ ATTACH_SECONDS = 20.0
 class WorkerHeap:
     """Opens a worker's heap and keeps its membership of an NVSHMEM world. Event loop only.
 
-    nbytes: of the arena; None: a share of the memory that it lies in. allocator: "best_fit" or
-    "buddy". nvshmem: False: never.
+    nbytes: of the arena. allocator: "best_fit" or "buddy". nvshmem: False: never.
     """
 
-    def __init__(self, worker: Any, device: str, nbytes: int | None, allocator: str, nvshmem: bool):
+    def __init__(self, worker: Any, device: str, nbytes: int, allocator: str, nvshmem: bool):
         self._worker = worker
         self._device = device
         self._nbytes = nbytes
@@ -33,9 +31,7 @@ class WorkerHeap:
         heap: SymmetricHeap | None = None
         if self._nvshmem:
             heap = await self._device_heap()
-        return heap or HostHeap(
-            self._nbytes or default_bytes(memory_limit(self._worker)), allocator=self._allocator
-        )
+        return heap or HostHeap(self._nbytes, allocator=self._allocator)
 
     def leave(self) -> None:
         """The worker stops serving."""
@@ -49,11 +45,10 @@ class WorkerHeap:
         from .nvshmem_world import Member
 
         index = torch.device(self._device).index or 0
-        total = torch.cuda.get_device_properties(index).total_memory
         self._member = Member(
             self._worker,
             device=index,
-            nbytes=self._nbytes or default_bytes(total),
+            nbytes=self._nbytes,
             kind=self._allocator,
         )
         self._member.start()
@@ -62,13 +57,3 @@ class WorkerHeap:
             await self._member.withdraw(f"no world in {ATTACH_SECONDS:g} s")
             self._member = None
         return heap
-
-
-def memory_limit(worker: Any) -> int:
-    """The worker's own limit, or the machine's memory, bytes."""
-    limit = worker.memory_manager.memory_limit
-    if limit:
-        return int(limit)
-    import psutil
-
-    return int(psutil.virtual_memory().total)

@@ -12,13 +12,18 @@ from st2i_dask.errors import AttachError
 from st2i_dask.invocation import WORKER_PLUGIN
 
 from .arena import Arena
+from .budget import default_arena, default_host, default_memory
 from .callback_pulls import CallbackPulls
+from .content import ContentIds
+from .digests import DigestStore
+from .digests import default_folder as digest_folder
 from .exchange import Exchange
-from .executor import CacheExecutor
-from .heaps import WorkerHeap, memory_limit
-from .model_cache import ModelCache
+from .executor import Executor
+from .heaps import WorkerHeap
+from .profiles import Profiles, default_folder
 from .runner import StepRunner
 from .tensor_store import TensorStore
+from .weights import WeightStore
 
 logger = logging.getLogger(__name__)
 
@@ -26,9 +31,10 @@ logger = logging.getLogger(__name__)
 class ServingPlugin(WorkerPlugin):
     """Installed on every worker, also on those that join later.
 
-    model_bytes: budget for loaded models in bytes; None: half of the worker's memory limit, or 80 %
-        of a CUDA device's memory.
-    arena_bytes, allocator, nvshmem: see heaps.WorkerHeap.
+    memory_bytes: budget for weights, tensors and activations; None: see budget.default_memory.
+    arena_bytes: the part of it that is the arena; None: see budget.default_arena.
+    allocator, nvshmem: see heaps.WorkerHeap. weights (its `mode`), host_bytes, load_bandwidth: see
+        weights.WeightStore.
     device: a torch device name; None: the first CUDA device if there is one, else the CPU.
     expected: version of st2i_dask at the client; a worker with another one refuses to serve.
     """
@@ -38,21 +44,27 @@ class ServingPlugin(WorkerPlugin):
     def __init__(
         self,
         *,
-        model_bytes: int | None,
+        memory_bytes: int | None,
         arena_bytes: int | None,
         allocator: str,
         nvshmem: bool,
+        weights: str,
+        host_bytes: int | None,
+        load_bandwidth: int | None,
         device: str | None,
         expected: str,
     ):
-        self.model_bytes = model_bytes
+        self.memory_bytes = memory_bytes
         self.arena_bytes = arena_bytes
         self.allocator = allocator
         self.nvshmem = nvshmem
+        self.weights = weights
+        self.host_bytes = host_bytes
+        self.load_bandwidth = load_bandwidth
         self.device = device
         self.expected = expected
         self.heap: WorkerHeap | None = None
-        self.executor: CacheExecutor | None = None
+        self.executor: Executor | None = None
         self.runner: StepRunner | None = None
         self.store: TensorStore | None = None
         self.exchange: Exchange | None = None
@@ -70,11 +82,24 @@ class ServingPlugin(WorkerPlugin):
                 "install the same version on both"
             )
         device = self.device or _default_device()
-        budget = self.model_bytes or _default_budget(worker, device)
-        self.heap = WorkerHeap(worker, device, self.arena_bytes, self.allocator, self.nvshmem)
+        memory = self.memory_bytes or default_memory(worker, device)
+        arena_bytes = self.arena_bytes or default_arena(memory)
+        self.heap = WorkerHeap(worker, device, arena_bytes, self.allocator, self.nvshmem)
         heap = await self.heap.open()
-        self.store = TensorStore(Arena(heap))
-        self.executor = CacheExecutor(ModelCache(budget), device, self.store)
+        arena = Arena(heap)
+        self.store = TensorStore(arena)
+        models = WeightStore(
+            memory=memory,
+            device=device,
+            arena=arena,
+            mode=self.weights,
+            host_bytes=self.host_bytes or default_host(),
+            bandwidth=self.load_bandwidth,
+            profiles=Profiles(default_folder()),
+            ids=ContentIds(_digests()),
+        )
+        self.executor = Executor(models, self.store)
+        worker.handlers["st2i_models"] = self._models
         self.exchange = Exchange(worker, self.store)
         self.exchange.start()
         self.pulls = CallbackPulls(worker, self.store, self.exchange)
@@ -82,9 +107,9 @@ class ServingPlugin(WorkerPlugin):
         self.runner = StepRunner(worker, self.executor, self.pulls)
         self.runner.start()
         logger.info(
-            "st2i worker: device %s, %s bytes for models, %s arena of %s bytes",
+            "st2i worker: device %s, budget of %s bytes, %s arena of %s of them",
             device,
-            f"{budget:,}",
+            f"{memory:,}",
             heap.address.kind,
             f"{heap.address.nbytes:,}",
         )
@@ -99,10 +124,20 @@ class ServingPlugin(WorkerPlugin):
         self.runner.stop()
         self.pulls.stop()
         self.exchange.stop()
-        self.executor.models.clear()
+        worker.handlers.pop("st2i_models", None)
+        self.executor.models.close()
         self.heap.leave()
         self.store.arena.heap.close()
         self.heap = self.executor = self.runner = self.pulls = self.exchange = self.store = None
+
+    def _models(self) -> list[dict[str, Any]]:
+        """RPC `st2i_models`."""
+        return self.executor.models.models() if self.executor is not None else []
+
+
+def _digests() -> DigestStore | None:
+    folder = digest_folder()
+    return DigestStore(folder) if folder is not None else None
 
 
 def _default_device() -> str:
@@ -114,11 +149,3 @@ def _default_device() -> str:
     import torch
 
     return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def _default_budget(worker: Any, device: str) -> int:
-    if device != "cpu":
-        import torch
-
-        return int(torch.cuda.get_device_properties(device).total_memory * 0.8)
-    return memory_limit(worker) // 2

@@ -24,9 +24,10 @@ from distributed.worker_state_machine import FreeKeysEvent, UpdateDataEvent
 from st2i_dask.errors import OutputError, ProducerLostError
 from st2i_dask.invocation import BoundTask, Call
 from st2i_dask.messages import quicken, restore
+from st2i_dask.request import ANNOTATION
 
 from .callback_pulls import CallbackPulls
-from .executor import CacheExecutor, Seconds
+from .executor import Executor, Seconds
 from .messages import RidingSend
 from .streams import OutputBoard
 
@@ -47,14 +48,14 @@ _AHEAD_KEPT = 16
 class StepRunner:
     """One per worker. `run` is called from task threads, the other methods from the event loop."""
 
-    def __init__(self, worker: Any, executor: CacheExecutor, pulls: CallbackPulls):
+    def __init__(self, worker: Any, executor: Executor, pulls: CallbackPulls):
         self._worker = worker
         self._executor = executor
         self._pulls = pulls
         self._yielding: set[str] = set()
         self._watched: set[str] = set()  # taken back; the scheduler waits to hear of their end
         self._ahead: OrderedDict[str, list[str]] = OrderedDict()  # kept by the last few runs
-        self._reported: tuple[str, ...] | None = None  # resident models, as last told
+        self._reported = -1  # version of what is resident, as last told
         self._collecting = False
         self._lock = threading.Lock()
 
@@ -77,7 +78,7 @@ class StepRunner:
                         [self._pulls.producer(key, producer) for producer in call.callbacks],
                         partial(self._pulls.boards.open, call.key or key, boards),
                     )
-                    result, seconds = self._executor.run(task)
+                    result, seconds = self._executor.run(task, *self._belongs(key))
                     if boards:
                         result.held = boards
                 except ProducerLostError as error:
@@ -104,6 +105,14 @@ class StepRunner:
             self._worker.loop.add_callback(self._over, key, total, ahead)
         self._report(key, total, ahead)
         return done[0]
+
+    def _belongs(self, key: str) -> tuple[str, str]:
+        """Request and shape bucket of a running task; empty where nobody said."""
+        task = self._worker.state.tasks.get(key)
+        annotation = ((task.annotations if task is not None else None) or {}).get(ANNOTATION)
+        if not isinstance(annotation, dict):
+            return "", ""
+        return str(annotation.get("request", "")), str(annotation.get("bucket", ""))
 
     def _collect_soon(self) -> None:
         """Free what the frames of an error refer to: tensors, in cycles through Dask's own frames.
@@ -197,8 +206,10 @@ class StepRunner:
         if ahead:
             report["ahead"] = {name: value.__sizeof__() for name, value in ahead.items()}
         with self._lock:
-            resident = self._executor.models.statistics().models
-            if resident != self._reported:
-                self._reported = resident
-                report["resident"] = list(resident)
+            models = self._executor.models
+            version = models.residency.version
+            if version != self._reported:
+                self._reported = version
+                report["missing"] = models.missing()
+                report["free_bytes"] = models.free_bytes()
         task.metadata = {**(task.metadata or {}), "st2i": report}

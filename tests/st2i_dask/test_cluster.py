@@ -103,14 +103,14 @@ def test_map_gives_futures_in_order(client):
 
 
 def test_attach_is_idempotent_and_keeps_settings(cluster, client):
-    st2i.attach(client, model_bytes="3 MiB")
+    st2i.attach(client, memory_bytes="3 MiB")
     st2i.attach(client)
     with Client(cluster) as second:  # another session of another person
         st2i.attach(second)
         assert chain.submit(second, value=1.0).result(timeout=TIMEOUT) == 4.0
 
     def budget(dask_worker):
-        return dask_worker.plugins["st2i-worker"].executor.models.budget
+        return dask_worker.plugins["st2i-worker"].executor.models.memory
 
     assert set(client.run(budget).values()) == {3 * 2**20}
     plugins = client.run_on_scheduler(lambda dask_scheduler: list(dask_scheduler.plugins))
@@ -118,7 +118,7 @@ def test_attach_is_idempotent_and_keeps_settings(cluster, client):
 
 
 @pytest.mark.parametrize("size", ["0", "-1", "lots", 0, "1 parsec"])
-@pytest.mark.parametrize("option", ["model_bytes", "arena_bytes"])
+@pytest.mark.parametrize("option", ["memory_bytes", "arena_bytes", "host_bytes", "load_bandwidth"])
 def test_attach_refuses_bad_sizes(client, option, size):
     with pytest.raises(st2i.AttachError, match=rf"{option}=.*not a positive size"):
         st2i.attach(client, **{option: size})
@@ -261,11 +261,12 @@ def test_models_are_loaded_once_per_worker_and_evicted_by_bytes(cluster):
         return Add(f"model-{which}", kib=1)(value)
 
     with Client(cluster) as client:
-        st2i.attach(client, model_bytes="1 GiB")
+        st2i.attach(client, memory_bytes="1 GiB")
         client.gather([models.submit(client, value=1.0, which=w) for w in (0, 1, 0, 1, 0, 1)])
 
         def loads(dask_worker):
-            return dask_worker.plugins["st2i-worker"].executor.models.statistics().loads
+            rows = dask_worker.plugins["st2i-worker"].executor.models.models()
+            return sum(row["runs"] - row["hits"] for row in rows)
 
         assert sum(client.run(loads).values()) <= 4  # two models, two workers
 
@@ -308,10 +309,13 @@ def test_a_worker_of_another_version_refuses_to_serve():
         Client(cluster) as client,
     ):
         plugin = ServingPlugin(
-            model_bytes=None,
+            memory_bytes=None,
             arena_bytes=None,
             allocator="buddy",
             nvshmem=True,
+            weights="elastic",
+            host_bytes=None,
+            load_bandwidth=None,
             device=None,
             expected="9.9.9",
         )

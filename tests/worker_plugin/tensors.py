@@ -197,10 +197,13 @@ def cluster(n_workers: int = 2, arena_bytes: int = 256 << 20, **options: Any) ->
     ):
         st2i.attach(client)
         plugin = Poisoned(
-            model_bytes=None,
+            memory_bytes=None,
             arena_bytes=arena_bytes,
             allocator="best_fit",
             nvshmem=False,
+            weights="elastic",
+            host_bytes=None,
+            load_bandwidth=None,
             device="cpu",
             expected=version("st2i_dask"),
         )

@@ -8,14 +8,16 @@ import time
 import pytest
 
 from st2i_dask._core import GRANULE
-from worker_plugin.arena import Arena, default_bytes
+from worker_plugin.arena import Arena
 from worker_plugin.host_heap import HostHeap
 
 
 @pytest.fixture
 def arena():
     heap = HostHeap(4 * GRANULE)
-    yield Arena(heap)
+    arena = Arena(heap)
+    yield arena
+    arena.reclaim = None
     heap._check()
     assert heap.used_bytes == 0
     heap.close()
@@ -84,8 +86,30 @@ def test_what_can_never_fit_does_not_wait(arena):
     assert arena.statistics().fallbacks == 1
 
 
-@pytest.mark.parametrize(
-    ("memory", "arena"), [(8 << 20, 1 << 20), (4 << 30, 512 << 20), (1 << 40, 1 << 30)]
-)
-def test_the_default_is_a_share_of_memory_with_a_limit(memory, arena):
-    assert default_bytes(memory) == arena
+def test_weights_make_room_for_tensors_and_are_counted_apart(arena):
+    cached = [arena.heap.allocate(GRANULE) for _ in range(4)]
+    arena.count_weights(4 * GRANULE)
+
+    def reclaim(nbytes):
+        if cached:
+            cached.pop()
+            arena.count_weights(-GRANULE)
+            return True
+        return False
+
+    arena.reclaim = reclaim
+    block = arena.allocate(2 * GRANULE)
+    assert block is not None
+    assert len(cached) == 2
+    found = arena.statistics()
+    assert (found.used, found.peak, found.weights) == (2 * GRANULE, 2 * GRANULE, 2 * GRANULE)
+    assert arena.tensor_bytes() == 2 * GRANULE
+    assert arena.allocate(3 * GRANULE) is None, "two tensors' worth is in use"
+    assert not cached
+    assert arena.statistics().fallbacks == 1
+    del block
+
+
+def test_weights_are_not_given_up_for_what_can_never_fit(arena):
+    arena.reclaim = lambda nbytes: pytest.fail("nothing is to be gained")
+    assert arena.allocate(5 * GRANULE) is None

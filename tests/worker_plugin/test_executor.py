@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 
-import numpy as np
 import pytest
 from PIL import Image
 
@@ -17,10 +16,10 @@ from st2i_dask.outputs import TaskOutputs
 from st2i_dask.plan import pack
 from st2i_dask.trace import Trace, tracing
 from worker_plugin.arena import Arena
-from worker_plugin.executor import CacheExecutor, nbytes
+from worker_plugin.executor import Executor
 from worker_plugin.host_heap import HostHeap
-from worker_plugin.model_cache import ModelCache
 from worker_plugin.tensor_store import TensorStore
+from worker_plugin.weights import WeightStore
 
 torch = pytest.importorskip("torch")
 
@@ -64,17 +63,22 @@ class Linear(st2i.ModelFn):
         return {"y": model_components["linear"](x)}
 
 
-def store():
-    return TensorStore(Arena(HostHeap(1 << 20)))
+ARENA = 1 << 20
+
+
+def make_executor(memory):
+    arena = Arena(HostHeap(ARENA))
+    return Executor(WeightStore(memory=ARENA + memory, arena=arena, wait_s=1), TensorStore(arena))
 
 
 @pytest.fixture
 def executor():
-    executor = CacheExecutor(ModelCache(1_000_000, wait=1), "cpu", store())
+    executor = make_executor(1_000_000)
     yield executor
     executor.models._check()
-    executor.models.clear()
-    assert executor.models.statistics().nbytes == 0, "a model is still in use"
+    executor.models.close()
+    assert executor.models.models() == [], "a model is still in use"
+    del executor.models, executor.store  # pytest keeps the executor for longer than the module
 
 
 def tasks(*models):
@@ -134,9 +138,9 @@ def test_the_models_seconds_are_told_apart(executor):
 
 def test_equal_models_are_loaded_once(executor):
     run_chain(executor, Linear("a"), Linear("a", kind=None), Linear("a"))
-    statistics = executor.models.statistics()
-    assert (statistics.loads, statistics.hits) == (2, 1)
-    assert statistics.nbytes == 2 * 2 * 2 * 4
+    rows = executor.models.models()
+    assert [(row["runs"], row["hits"]) for row in rows] == [(1, 0), (2, 1)]
+    assert [row["resident_bytes"] for row in rows] == [2 * 2 * 4] * 2
 
 
 def test_an_image_gets_its_metadata(executor):
@@ -165,14 +169,14 @@ def test_a_model_that_loads_no_dict_is_refused_and_not_kept(executor):
     assert str(caught.value) == (
         "Linear.load_model returned list; return a dict of components by name"
     )
-    assert executor.models.statistics().models == ()
+    assert executor.models.models() == []
 
 
 def test_a_failing_load_is_the_models_own_error_and_can_be_tried_again(executor):
     for _ in range(2):
         with pytest.raises(OSError, match="no such folder"):
             run_chain(executor, Linear(kind="load fails"))
-    assert executor.models.statistics().loads == 0
+    assert executor.models.models() == []
 
 
 @pytest.mark.parametrize("kind", ["missing output", "undeclared output"])
@@ -188,7 +192,7 @@ def test_undeclared_outputs_are_refused_with_workflow_and_node(executor, kind):
 def test_an_error_in_the_model_stays_what_it_is_and_releases_it(executor):
     with pytest.raises(ZeroDivisionError, match="the model's own words"):
         run_chain(executor, Linear(kind="raises"))
-    assert len(executor.models.statistics().models) == 1
+    assert len(executor.models.models()) == 1
 
 
 @pytest.mark.parametrize("followed", [True, False])
@@ -209,37 +213,42 @@ def test_what_cannot_be_sent_is_found_in_any_request(executor):
 
 
 def test_a_model_over_the_budget_is_refused():
-    executor = CacheExecutor(ModelCache(15, wait=0), "cpu", store())
-    with pytest.raises(
-        st2i.LoadError, match="needs 16 bytes, the worker's budget for models is 15"
-    ):
+    executor = Executor(WeightStore(memory=15), TensorStore(Arena(HostHeap(ARENA))))
+    with pytest.raises(st2i.LoadError, match=r"Linear\(None\) does not fit.* 16 bytes.* 15 in fr"):
         run_chain(executor, Linear())
+    executor.models.close()
 
 
-# ---------------------------------------------------------------- sizes
+class Hungry(Linear):
+    """Its first attempts end as on a device without memory left."""
+
+    attempts: list[str] = []  # noqa: RUF012
+
+    def execute(self, model_components, x):
+        self.attempts.append("")
+        if len(self.attempts) <= self.options["failing"]:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 8 B. GPU 0 has")
+        return {"y": x}
 
 
-def test_bytes_of_modules_count_shared_storage_once():
-    linear = torch.nn.Linear(4, 4)
-    twin = torch.nn.Linear(4, 4)
-    twin.weight = linear.weight
-    assert nbytes({"a": linear}) == 4 * (16 + 4)
-    assert nbytes({"a": linear, "again": linear}) == 4 * (16 + 4)
-    assert nbytes({"a": linear, "twin": twin}) == 4 * (16 + 4 + 4)
+@pytest.mark.parametrize("failing", [1, 2])
+def test_out_of_memory_evicts_and_is_tried_once_more(executor, failing):
+    Hungry.attempts.clear()
+    run_chain(executor, Linear("cached"))
+    idle = executor.models.models()[0]
+    assert idle["resident_layers"] == 1
+    if failing == 1:
+        run_chain(executor, Hungry(failing=failing))
+    else:
+        with pytest.raises(torch.OutOfMemoryError):
+            run_chain(executor, Hungry(failing=failing))
+    assert len(Hungry.attempts) == 2
+    left = {row["model"]: row["resident_layers"] for row in executor.models.models()}
+    assert left == {"Hungry(None)": 1}, "the idle model made room"
 
 
-def test_bytes_of_buffers_and_of_a_pipelines_parts_count():
-    norm = torch.nn.BatchNorm1d(4)
-
-    class Pipeline:
-        components = {"norm": norm, "tokenizer": object(), "nothing": None}  # noqa: RUF012
-
-        def to(self, device):
-            return self
-
-    expected = 4 * 4 * 4 + 8
-    assert nbytes({"norm": norm}) == nbytes({"pipeline": Pipeline()}) == expected
-
-
-def test_other_components_are_taken_as_weightless():
-    assert nbytes({}) == nbytes({"tokenizer": object(), "table": np.zeros(0)}) == 0
+def test_out_of_memory_without_anything_to_evict_fails_at_once(executor):
+    Hungry.attempts.clear()
+    with pytest.raises(torch.OutOfMemoryError):
+        run_chain(executor, Hungry(failing=1))
+    assert len(Hungry.attempts) == 1

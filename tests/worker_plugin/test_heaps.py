@@ -52,29 +52,20 @@ class Member:
 def device(monkeypatch):
     """A machine that looks as if it had a CUDA device and NVSHMEM."""
     monkeypatch.setattr(heaps, "find_spec", lambda name: object())
-    monkeypatch.setattr(
-        torch.cuda, "get_device_properties", lambda i: SimpleNamespace(total_memory=160 * MIB)
-    )
     monkeypatch.setattr(nvshmem_world, "Member", Member)
     monkeypatch.setattr(Member, "outcome", None)
 
 
-def test_on_a_cpu_the_arena_is_a_share_of_the_memory_limit(device):
-    heap = open_heap(WorkerHeap(worker(), "cpu", None, "best_fit", True))
-    assert isinstance(heap, HostHeap)
-    assert heap.address.nbytes == 8 * MIB
-    heap.close()
-
-
-def test_a_size_that_was_asked_for_holds(device):
+def test_on_a_cpu_the_heap_is_in_host_memory(device):
     heap = open_heap(WorkerHeap(worker(), "cpu", 3 * MIB, "buddy", True))
+    assert isinstance(heap, HostHeap)
     assert heap.address.nbytes == 3 * MIB
     heap.close()
 
 
 def test_a_world_that_comes_about_gives_the_heap(device, monkeypatch):
     monkeypatch.setattr(Member, "outcome", object())
-    worker_heap = WorkerHeap(worker(), "cuda:3", None, "buddy", True)
+    worker_heap = WorkerHeap(worker(), "cuda:3", 20 * MIB, "buddy", True)
     assert open_heap(worker_heap) is Member.outcome
     assert Member.made.options == {"device": 3, "nbytes": 20 * MIB, "kind": "buddy"}
     assert Member.made.calls == ["start", "heap_within"]
@@ -83,7 +74,7 @@ def test_a_world_that_comes_about_gives_the_heap(device, monkeypatch):
 
 
 def test_without_a_world_in_time_the_worker_withdraws_and_serves_from_host_memory(device):
-    worker_heap = WorkerHeap(worker(), "cuda", None, "best_fit", True)
+    worker_heap = WorkerHeap(worker(), "cuda", MIB, "best_fit", True)
     heap = open_heap(worker_heap)
     assert isinstance(heap, HostHeap)
     assert Member.made.calls == ["start", "heap_within", "withdraw"]
@@ -108,7 +99,7 @@ def test_nothing_of_cuda_is_imported_for_a_cpu():
         "from worker_plugin.heaps import WorkerHeap\n"
         "import worker_plugin.plugin\n"
         "w = S(memory_manager=S(memory_limit=2**26))\n"
-        "asyncio.run(WorkerHeap(w, 'cpu', None, 'best_fit', True).open())\n"
+        "asyncio.run(WorkerHeap(w, 'cpu', 2**20, 'best_fit', True).open())\n"
         "print([m for m in sys.modules if m.split('.')[0] in ('nvshmem', 'cupy', 'cuda', 'torch')])\n"
     )
     done = subprocess.run(

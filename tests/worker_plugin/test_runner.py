@@ -51,7 +51,12 @@ class FakeWorker:
         self.address = "w1"
 
     def set_state(self, key, state, previous=None):
-        self.state.tasks[key] = SimpleNamespace(state=state, previous=previous, metadata=None)
+        self.state.tasks[key] = SimpleNamespace(
+            state=state,
+            previous=previous,
+            metadata=None,
+            annotations={"st2i": {"request": "r1", "bucket": "64x64"}},
+        )
 
 
 class FakeExecutor:
@@ -60,10 +65,14 @@ class FakeExecutor:
     def __init__(self):
         self.before = lambda number: None
         self.number = 0
-        statistics = SimpleNamespace(models=("m",))
-        self.models = SimpleNamespace(statistics=lambda: statistics)
+        self.residency = SimpleNamespace(version=1)
+        self.models = SimpleNamespace(
+            residency=self.residency, missing=lambda: {"m": 0.5}, free_bytes=lambda: 7
+        )
+        self.belongs = None
 
-    def run(self, task):
+    def run(self, task, request, bucket):
+        self.belongs = request, bucket
         number, self.number = self.number, self.number + 1
         self.before(number)
         return TaskOutputs((number, tuple(task.dependencies))), Seconds(0.25, 0.5, 0.25)
@@ -112,7 +121,8 @@ def report(worker):
 
 def test_one_call(runner, worker):
     assert go(runner, 1).values == (0, ("s",))
-    assert report(worker) == {"load": 0.25, "compute": 0.5, "transfer": 0.25, "resident": ["m"]}
+    seconds = {"load": 0.25, "compute": 0.5, "transfer": 0.25}
+    assert report(worker) == {**seconds, "missing": {"m": 0.5}, "free_bytes": 7}
     worker.loop.run(worker.loop.soon)
     assert not worker.sent
     assert not worker.stimuli
@@ -130,10 +140,24 @@ def test_later_calls_get_the_results_of_earlier_ones_and_are_kept_under_their_ke
     assert report(worker)["ahead"] == {k: v.__sizeof__() for k, v in event.data.items()}
 
 
-def test_what_is_resident_is_told_when_it_changes(runner, worker):
+def test_what_is_resident_is_told_when_it_changes(runner, worker, executor):
     go(runner, 1)
     go(runner, 1)
-    assert "resident" not in report(worker)
+    assert "missing" not in report(worker)
+    executor.residency.version += 1
+    go(runner, 1)
+    assert report(worker)["missing"] == {"m": 0.5}
+
+
+@pytest.mark.parametrize("annotations", [None, {}, {"st2i": "nonsense"}, {"st2i": {"bucket": 7}}])
+def test_the_executor_hears_request_and_bucket_as_far_as_they_are_said(
+    runner, worker, executor, annotations
+):
+    go(runner, 1)
+    assert executor.belongs == ("r1", "64x64")
+    worker.state.tasks["k0"].annotations = annotations
+    go(runner, 1)
+    assert executor.belongs == ("", "7" if annotations and "bucket" in str(annotations) else "")
 
 
 def test_a_yield_hands_back_after_the_current_step(runner, worker, executor):

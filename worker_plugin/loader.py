@@ -1,0 +1,138 @@
+"""The thread that copies layers from the host tier into either region of an executor's memory.
+
+It does what the policy's Load instructions say, one layer after the other, beside the thread that
+computes; copying holds neither the GIL nor a lock.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from st2i_dask._core import GRANULE
+
+from .arena import Arena
+from .device_copier import DeviceCopier
+from .host_tier import HostTier, Part
+from .layer_table import ALIGNMENT
+from .skeletons import ModelWeights
+from .weight_books import Load, Region
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """Memory of one layer: torch.uint8 (nbytes,). arena_bytes: of the arena's block that it is; 0: it
+    is torch's own memory."""
+
+    tensor: Any
+    arena_bytes: int = 0
+
+
+class Loader:
+    """One per worker; its thread starts with the first load. `submit` from any thread.
+
+    loaded(load, buffer, seconds), no_room(load) and failed(load, error) are called from its thread.
+    """
+
+    def __init__(
+        self,
+        host: HostTier,
+        device: str,
+        arena: Arena | None,
+        loaded: Callable[[Load, Buffer, float], None],
+        no_room: Callable[[Load], None],
+        failed: Callable[[Load, Exception], None],
+    ):
+        self._host = host
+        self._device = device
+        self._arena = arena
+        self._loaded, self._no_room, self._failed = loaded, no_room, failed
+        self._queue: queue.SimpleQueue[tuple[Load, ModelWeights] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._copier: DeviceCopier | None = None
+
+    def submit(self, load: Load, weights: ModelWeights) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="st2i-loader", daemon=True)
+            self._thread.start()
+        self._queue.put((load, weights))
+
+    def close(self, timeout_s: float = 30.0) -> None:
+        """Finish the layer at hand, bounded, and end the thread."""
+        if self._thread is not None:
+            self._queue.put(None)
+            self._thread.join(timeout_s)
+            self._thread = None
+        # Its store refers to it: without these an arena goes with its last user, not with the
+        # garbage collector.
+        del self._loaded, self._no_room, self._failed
+        self._arena = None
+
+    def _run(self) -> None:
+        while (item := self._queue.get()) is not None:
+            load, weights = item
+            del item
+            try:
+                start = time.perf_counter()
+                buffer = self._allocate(load.region, weights.sizes[load.layer])
+                if buffer is None:
+                    self._no_room(load)
+                    continue
+                self._copy(weights, load.layer, buffer.tensor)
+                self._loaded(load, buffer, time.perf_counter() - start)
+                del buffer
+            except Exception as error:
+                self._failed(load, error)
+            del load, weights
+
+    def _copy(self, weights: ModelWeights, layer: int, into: Any) -> None:
+        if weights.table is None:
+            return
+        slots = weights.table.slots[layer]
+        ranges = weights.ranges[layer]
+        parts = {slot.offset: Part(at, slot.offset) for slot, at in zip(slots, ranges, strict=True)}
+        files = {at.file for at in ranges}
+        self._host.acquire(files)
+        try:
+            if self._device == "cpu":
+                self._host.copy(list(parts.values()), into.data_ptr())
+            else:
+                self._device_copier().copy(list(parts.values()), into)
+        finally:
+            self._host.release(files)
+
+    def _device_copier(self) -> DeviceCopier:
+        if self._copier is None:
+            self._copier = DeviceCopier(self._host, self._device)
+        return self._copier
+
+    def _allocate(self, region: Region, nbytes: int) -> Buffer | None:
+        if region == "arena":
+            assert self._arena is not None
+            block = self._arena.heap.allocate(nbytes)
+            if block is None:
+                return None
+            return Buffer(self._arena.heap.tensor(block), -(-nbytes // GRANULE) * GRANULE)
+        if self._device != "cpu":
+            import torch
+
+            try:
+                return Buffer(self._device_copier().empty(nbytes))
+            except torch.OutOfMemoryError:
+                return None
+        return Buffer(_aligned(nbytes))
+
+
+def _aligned(nbytes: int) -> Any:
+    """A tensor of fresh memory in large pages where the system has them: NumPy asks for these, torch
+    does not, and faulting small ones takes as long as the copy."""
+    import numpy as np
+    import torch
+
+    whole = np.empty(nbytes + ALIGNMENT, np.uint8)
+    start = -whole.ctypes.data % ALIGNMENT
+    return torch.from_numpy(whole[start : start + nbytes])

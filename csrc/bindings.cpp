@@ -7,7 +7,7 @@
 #include <nanobind/stl/unique_ptr.h>
 
 #include "allocators.hpp"
-#include "copy.hpp"
+#include "guarded_copy.hpp"
 #include "heap.hpp"
 #include "peer.hpp"
 #include "scan.hpp"
@@ -85,8 +85,8 @@ void bind_copy(nb::module_ &m) {
   m.def(
       "copy",
       [](std::uint64_t into_address, std::uint64_t from_address, std::uint64_t nbytes) {
-        copy_bytes(reinterpret_cast<char *>(into_address),
-                   reinterpret_cast<const char *>(from_address), nbytes);
+        guarded_copy(reinterpret_cast<char *>(into_address),
+                     reinterpret_cast<const char *>(from_address), nbytes);
       },
       "into_address"_a, "from_address"_a, "nbytes"_a, NoGil());
 }

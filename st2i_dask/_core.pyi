@@ -13,7 +13,8 @@ def scan(values: NDArray[object]) -> tuple[float, float, int]:
 def copy(into_address: int, from_address: int, nbytes: int) -> None:
     """Copy bytes between two addresses of this process that do not overlap. Without the GIL.
 
-    The caller answers for both. TypeError for what is not an integer of 0 to 2^64 - 1.
+    OSError where the source is a mapped file that was cut short meanwhile; the destination is worth
+    nothing then. The caller answers for both. TypeError for what is not an integer of 0 to 2^64 - 1.
     """
 
 GRANULE: int

@@ -105,6 +105,8 @@ class HostTier:
                 self._users[file] -= 1
                 if not self._users[file]:
                     del self._users[file]
+                    if not self._files[file].is_current():
+                        self._close(file, drop=False)  # it serves nobody any more, and takes disk
             self._trim()
 
     def check(self, file: FileIdentity) -> None:
@@ -141,7 +143,7 @@ class HostTier:
             at = into + start - source.offset
             # Right before the pages are read: a file may be cut short at any time.
             if file.fill(start, nbytes):
-                _core.copy(at, file.address + start, nbytes)
+                file.copy(at, start, nbytes)
                 self._warm.touched(file, start // PIECE)
             else:
                 file.read(at, start, nbytes)

@@ -2,7 +2,8 @@
 
 The pages are those of the kernel's page cache, so all workers of a machine read the same ones, and the
 kernel takes them back when it must. A file that is cut short while it is mapped would kill whoever reads
-there (SIGBUS): so pages are asked for before they are read, which gives an error instead.
+there (SIGBUS): so pages are asked for before they are read, which gives an error instead, and what is
+cut off between the two is an error too.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import mmap
 import os
 import threading
 
+from st2i_dask import _core
 from st2i_dask.errors import LoadError
 
 from .mappings import FileIdentity
@@ -63,7 +65,7 @@ class MappedFile:
         try:
             at_path, opened = os.stat(file.path), os.fstat(self._fd)
         except OSError as error:
-            raise changed(file, f"is gone ({error.strerror})") from error
+            raise changed(file, "is gone") from error
         if (at_path.st_dev, at_path.st_ino) != (file.device, file.inode):
             raise changed(file, "was replaced by another file")
         for state in (opened, at_path):
@@ -71,6 +73,14 @@ class MappedFile:
                 raise changed(file, f"has {state.st_size:,} bytes instead of {file.nbytes:,}")
             if state.st_mtime_ns != file.mtime_ns:
                 raise changed(file, "was written to")
+
+    def is_current(self) -> bool:
+        """Whether `check` finds nothing."""
+        try:
+            self.check()
+        except LoadError:
+            return False
+        return True
 
     def fill(self, offset: int, nbytes: int) -> bool:
         """Map the pages of a range, reading them from disk where they are not in memory.
@@ -84,6 +94,13 @@ class MappedFile:
         if number == errno.EINVAL:
             return False
         raise changed(self.file, f"cannot be read at {offset:,} ({os.strerror(number)})")
+
+    def copy(self, into: int, offset: int, nbytes: int) -> None:
+        """Copy a range that is filled to an address of this process. LoadError as `fill`."""
+        try:
+            _core.copy(into, self.address + offset, nbytes)
+        except OSError as error:
+            raise changed(self.file, f"was cut short at or after {offset:,}") from error
 
     def read(self, into: int, offset: int, nbytes: int) -> None:
         """Copy a range to an address of this process without mapping it; slower. LoadError as `fill`."""
@@ -120,11 +137,15 @@ def open_file(file: FileIdentity) -> MappedFile:
     """LoadError unless the file is still there with the content that it had."""
     with _lock:
         mapped = _open.get(_key(file))
-        if mapped is None:
+        if mapped is not None:
+            mapped.check()
+        else:
             try:
                 mapped = _open[_key(file)] = MappedFile(file)
             except OSError as error:
-                raise changed(file, f"cannot be opened ({error.strerror})") from error
+                gone = isinstance(error, FileNotFoundError)
+                what = "is gone" if gone else f"cannot be opened ({error.strerror})"
+                raise changed(file, what) from error
         mapped.users += 1
         return mapped
 

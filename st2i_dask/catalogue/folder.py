@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,6 +13,10 @@ from typing import Any
 
 from .. import shapes
 from ..errors import LoadError
+from . import hub
+from .checkpoint import check_checkpoint, stored_bytes
+
+logger = logging.getLogger(__name__)
 
 #: Packaged models by name, with the defaults they were trained for.
 PACKAGED: dict[str, dict[str, Any]] = {
@@ -25,6 +30,11 @@ PACKAGED: dict[str, dict[str, Any]] = {
 }
 
 DTYPES = ("float32", "bfloat16", "float16")
+#: The same as safetensors calls them.
+_STORED = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+
+#: Folders and dtypes of which the log of this process says that their copy is private.
+_told: set[tuple[Path, str]] = set()
 
 
 @dataclass(frozen=True)
@@ -80,7 +90,7 @@ def read_component(source: str, weights: bool = False) -> ComponentFolder:
         source = str(path.absolute())
     else:
         patterns = ["config.json"] + ["*.safetensors", "*.index.json"] * weights
-        path = _from_hub(source, patterns, "config.json")
+        path = _from_hub(source, patterns, "config.json", weights)
     return ComponentFolder(source, path, _read_json(path / "config.json", source))
 
 
@@ -91,9 +101,12 @@ def load_component(source: str, class_name: str, dtype: str | None) -> Any:
 
     diffusers.utils.logging.disable_progress_bar()
     folder = read_component(source, weights=True)
+    check_checkpoint(folder.path, source, class_name)
+    dtype = dtype or _stored_in(folder.path)
+    _tell_of_private_copy(folder.path, dtype)
     try:
         return getattr(diffusers, class_name).from_pretrained(
-            str(folder.path), torch_dtype=getattr(torch, dtype or _stored_in(folder.path))
+            str(folder.path), torch_dtype=getattr(torch, dtype)
         )
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise LoadError(
@@ -111,7 +124,7 @@ def read_folder(source: str, parts: set[str] | None = None) -> DiffusersFolder:
     if not os.path.isdir(path):  # False also for what cannot be a path at all
         patterns = ["model_index.json", "*/*config.json", "tokenizer*/*", "scheduler/*"]
         patterns += [f"{part}/*" for part in sorted(parts or ())]
-        path = _from_hub(source, patterns, "model_index.json")
+        path = _from_hub(source, patterns, "model_index.json", bool(parts))
     elif source not in PACKAGED:
         # Workers have other working directories.
         source = str(path.absolute())
@@ -158,8 +171,13 @@ def load_parts(source: str, parts: set[str], dtype: str | None) -> Any:
         for part, value in folder.index.items()
         if isinstance(value, list) and part not in parts
     }
+    models = [part for part in sorted(parts) if _is_model(folder, part)]
+    for part in models:
+        check_checkpoint(folder.path / part, source)
     if dtype is None:
         dtype = stored_dtype(folder)
+    for part in models:
+        _tell_of_private_copy(folder.path / part, dtype)
     pipeline_class = getattr(diffusers, folder.pipeline_class)
     try:
         pipeline = pipeline_class.from_pretrained(
@@ -172,6 +190,22 @@ def load_parts(source: str, parts: set[str], dtype: str | None) -> Any:
         ) from error
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
+
+
+def _is_model(folder: DiffusersFolder, part: str) -> bool:
+    return (folder.path / part / "config.json").is_file() and not part.startswith("tokenizer")
+
+
+def _tell_of_private_copy(path: Path, dtype: str) -> None:
+    stored = stored_bytes(path)
+    converted = {name: stored[name] for name in _STORED.keys() & stored if _STORED[name] != dtype}
+    if converted and (path, dtype) not in _told:
+        _told.add((path, dtype))
+        logger.warning(
+            "%s: %.1f MB stored as %s are converted to %s: every worker of this node has a copy of "
+            "its own; store the model in %s to let them share the file's pages",
+            *(path, sum(converted.values()) / 1e6, " and ".join(sorted(converted)), dtype, dtype),
+        )
 
 
 def stored_dtype(folder: DiffusersFolder) -> str:
@@ -202,13 +236,13 @@ def _packaged_path(source: str) -> Path | None:
     return shapes.PIPELINE if source == "shapes" else None
 
 
-def _from_hub(source: str, patterns: list[str], index: str) -> Path:
+def _from_hub(source: str, patterns: list[str], index: str, weights: bool) -> Path:
     """The hub's snapshot folder of this machine, with what is needed fetched into it."""
-    from huggingface_hub import snapshot_download
-
     try:
-        return Path(snapshot_download(source, allow_patterns=patterns))
-    except (OSError, ValueError) as error:  # what the hub client raises, its own classes included
+        return hub.fetch(source, patterns, weights)
+    except LoadError:
+        raise
+    except hub.client_errors() as error:
         raise LoadError(
             f"{source!r} is neither a packaged model ({', '.join(PACKAGED)}), nor a folder here, "
             f"nor a hub repository that can be reached ({type(error).__name__}); give a path to "

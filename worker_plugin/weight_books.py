@@ -57,6 +57,7 @@ class Weights:
         self.nbytes: dict[Region, int] = dict.fromkeys(REGIONS, 0)
         self.failed: set[int] = set()
         self.missing: list[int] = []  # positions to load ahead of need, ascending
+        self.there: list[int] = []  # positions resident or being copied in, ascending
         self.set_order([i for i in range(len(self.sizes)) if i not in roots])
 
     def set_order(self, order: Sequence[int]) -> None:
@@ -68,7 +69,14 @@ class Weights:
         for position, layer in enumerate(self.order):
             self.position[layer] = position
         self.cumulative = list(accumulate((self.sizes[i] for i in self.order), initial=0))
+        self.there = [p for p, layer in enumerate(self.order) if self.region[layer] is not None]
         self.list_missing()
+
+    def try_again(self) -> None:
+        """Copies that failed may be asked for again."""
+        if self.failed:
+            self.failed.clear()
+            self.list_missing()
 
     def list_missing(self) -> None:
         self.missing = [
@@ -78,45 +86,21 @@ class Weights:
         ]
 
     def from_the_last(self) -> Iterator[int]:
-        """All layers, last executed first, root layers at the end."""
-        yield from reversed(self.order)
-        yield from self.roots
+        """Layers in memory, last executed first, root layers at the end."""
+        yield from [self.order[position] for position in reversed(self.there)]
+        yield from [layer for layer in self.roots if self.region[layer] is not None]
 
-
-class Run:
-    """One invocation. `cursor`: position in the current weights that it executes or needs next."""
-
-    def __init__(self, number: int, weights: tuple[Weights, ...], kept: list[tuple[Weights, int]]):
-        self.number, self.weights = number, weights
-        self.of = {w.name: w for w in weights}
-        self.current: Weights | None = weights[0] if weights else None
-        self.cursor = 0
-        self.begun: set[str] = set()  # names of weights it has executed
-        self.kept = kept  # layers it needs until it ends, in order of loading
-        self.admitted = False  # its kept layers are pinned where resident
-        self.complete = False  # all of them are
-        self.repacked = False
-        self.held: dict[tuple[str, int], int] = {}  # entered and pinned, how many times
-        self.waits: dict[tuple[str, int], int] = {}  # entered and not pinned yet
-
-    def bases(self) -> dict[str, int]:
-        """How many layers from now each of its weights begins: the current ones, then the next in
-        the order it named them, round and round."""
-        if self.current is None:
-            return {}
-        start = self.weights.index(self.current)
-        found, base = {}, 0
-        for weights in (*self.weights[start:], *self.weights[:start]):
-            found[weights.name] = base
-            base += len(weights.order)
-        return found
-
-    def distance(self, weights: Weights, layer: int, base: int) -> int:
-        """How many layers from now it executes that one; 0 is the cursor."""
-        position = weights.position[layer]
-        if weights is not self.current or not 0 <= position < weights.executed:
-            return base + max(position, 0)
-        return (position - self.cursor) % weights.executed
+    def _check(self) -> None:
+        layers = range(len(self.sizes))
+        assert sorted([*self.order, *self.roots]) == list(layers)
+        in_memory = {layer for layer in layers if self.region[layer] is not None}
+        assert [self.order[p] for p in self.there] == [i for i in self.order if i in in_memory]
+        for position, layer in enumerate(self.order):
+            assert self.position[layer] == position
+        absent = set(self.order[: self.executed]) - in_memory - self.failed
+        assert {self.order[p] for p in self.missing} == absent
+        assert self.missing == sorted(self.missing)
+        assert min([0, *self.pins]) == 0
 
 
 class Books:
@@ -148,7 +132,10 @@ class Books:
         weights.region[layer] = region
         self.loading = (weights, layer)
         position = weights.position[layer]
-        if 0 <= position < weights.executed and layer not in weights.failed:
+        if position < 0:
+            return
+        insort(weights.there, position)
+        if position < weights.executed and layer not in weights.failed:
             weights.missing.remove(position)
 
     def take_out(self, weights: Weights, layer: int) -> None:
@@ -160,7 +147,10 @@ class Books:
         if self.loading == (weights, layer):
             self.loading = None
         position = weights.position[layer]
-        if 0 <= position < weights.executed and layer not in weights.failed:
+        if position < 0:
+            return
+        weights.there.remove(position)
+        if position < weights.executed and layer not in weights.failed:
             insort(weights.missing, position)
 
     def _count(self, weights: Weights, layer: int, region: Region, sign: int) -> None:
@@ -189,7 +179,7 @@ class Books:
         weights.last_used = now
         self.weights[weights.name] = self.weights.pop(weights.name)
 
-    def _check(self, runs: Sequence[Run]) -> None:
+    def _check(self) -> None:
         for region in REGIONS:
             found = idle = 0
             stuck = True
@@ -210,21 +200,6 @@ class Books:
             assert not weights.pins[layer]
         for name, weights in self.weights.items():
             assert weights.name == name
-            assert weights.users == sum(weights in run.weights for run in runs)
-            pins = [0] * len(weights.sizes)
-            for run in runs:
-                for (owner, layer), times in run.held.items():
-                    if owner == name:
-                        pins[layer] += times
-                for owned, layer in run.kept if run.admitted else ():
-                    if owned is weights:
-                        pins[layer] += self.is_resident(owned, layer)
-            assert weights.pins == pins
-            for layer, pinned in enumerate(pins):
+            weights._check()
+            for layer, pinned in enumerate(weights.pins):
                 assert not pinned or self.is_resident(weights, layer), "a pinned layer is absent"
-            missing = weights.missing.copy()
-            weights.list_missing()
-            assert weights.missing == missing
-            assert sorted(weights.order) == [
-                i for i in range(len(weights.sizes)) if i not in weights.roots
-            ]

@@ -14,22 +14,21 @@ layer while it holds another one.
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from st2i_dask.errors import PolicyError
 
 from .weight_books import MODES as MODES
 from .weight_books import REGIONS as REGIONS
-from .weight_books import Books, Run, Weights
+from .weight_books import Books, Weights
 from .weight_books import Evict as Evict
 from .weight_books import Instructions as Instructions
 from .weight_books import Load as Load
 from .weight_books import Mode as Mode
 from .weight_books import Region as Region
-from .weight_fit import divides, packs
-from .weight_victims import AHEAD, Group, Want, elastic, fewest, whole
+from .weight_loads import Loads
+from .weight_runs import Run, Runs
 
 
 class Row(NamedTuple):
@@ -57,14 +56,9 @@ class WeightCache:
             _refuse_region(region)
             _refuse_bytes(f"capacity of region {region!r}", nbytes, 0)
         self.mode = mode
-        self._whole = mode in ("mcache", "wcache", "nocache")
         self._books = Books(capacity)
-        self._runs: dict[int, Run] = {}  # in order of begin
-        self._turns: dict[int, None] = {}  # whose load was longest ago first
-        self._loader: Want | None = None  # what the outstanding load is for
-        # Regions where the outstanding load found no gap, and loads that found none anywhere.
-        self._refused: set[Region] = set()
-        self._stuck: set[tuple[str, int]] = set()
+        self._runs = Runs(self._books, mode in ("mcache", "wcache", "nocache"))
+        self._loads = Loads(self._books, self._runs)
 
     # Questions
 
@@ -119,12 +113,12 @@ class WeightCache:
     def fits(self, *weights: str) -> str | None:
         """Why a run of these can never get its layers at the present capacity; None if it can."""
         known = tuple(dict.fromkeys(self._known(name) for name in weights))
-        if self._fits(known, self._kept(known)):
+        if self._runs.fits(known, self._runs.kept(known)):
             return None
         room = ", ".join(f"{self._books.capacity[region]:,} in {region}" for region in REGIONS)
         what = (
             f"all their layers, {sum(sum(w.sizes) for w in known):,} bytes,"
-            if self._whole
+            if self._runs.whole
             else f"the root layers, {sum(w.root_bytes for w in known):,} bytes, and the largest "
             f"layer, {max(w.largest for w in known):,} bytes,"
         )
@@ -170,9 +164,8 @@ class WeightCache:
                 f"layer {self._books.loading[1]} of weights {weights!r} is being copied in; "
                 "remove them after its outcome"
             )
-        evicts = self._evict_all_of(known)
+        evicts = self._loads.evict_all_of(known)
         del self._books.weights[weights]
-        self._stuck.clear()
         return evicts
 
     def set_prefix(self, weights: str, prefix: int | None) -> None:
@@ -195,12 +188,12 @@ class WeightCache:
             _refuse_layer(weights, layer, len(known.sizes))
         at = {
             run.number: known.order[run.cursor % len(known.order)]
-            for run in self._runs.values()
+            for run in self._runs
             if run.current is known and known.order
         }
         known.set_order(order)
         for number, layer in at.items():
-            self._runs[number].cursor = known.position[layer]
+            self._runs.active[number].cursor = known.position[layer]
 
     # Events
 
@@ -208,21 +201,18 @@ class WeightCache:
         """Bytes for weights there changed: tensors or activations took or gave back memory."""
         _refuse_region(region)
         _refuse_bytes(f"capacity of region {region!r}", nbytes, 0)
-        if nbytes > self._books.capacity[region]:
-            self._freed()
         self._books.capacity[region] = nbytes
-        for run in self._runs.values():
+        self._loads.freed()
+        for run in self._runs:
             run.repacked = False
-        return [*self._shrink(), *self._admit(), *self._next()]
+        return self._settle()
 
     def demand(self, region: Region, nbytes: int, now: float) -> Instructions:
         """Evicts so that so many bytes are free there, for somebody who found no room: one layer at
         least, as there was no gap of that size. Nothing if it is out of reach. Never a Load."""
         _refuse_region(region)
         _refuse_bytes("a demand", nbytes, 1)
-        needed = max(1, nbytes - self._books.free(region))
-        found = fewest(self._victims(None), {region: needed})
-        return [] if found is None else self._evict(found[1])
+        return self._loads.make_room(region, max(1, nbytes - self._books.free(region)))
 
     def trim(self, weights: str, layers: int, now: float) -> Instructions:
         """Evict the layers of idle weights from that one on, in order of execution."""
@@ -230,27 +220,22 @@ class WeightCache:
         if known.users:
             return []
         gone = [(known, layer) for layer in reversed(known.order[layers:])]
-        return self._evict([pair for pair in gone if self._books.evictable(*pair)])
+        return self._loads.evict(pair for pair in gone if self._books.evictable(*pair))
 
     def begin(self, run: int, weights: Sequence[str], now: float) -> Instructions:
         """A run that will use these, in this order."""
-        if run in self._runs:
+        if run in self._runs.active:
             raise PolicyError(f"run {run} has already begun; end it first")
         known = tuple(dict.fromkeys(self._known(name) for name in weights))
-        self._try_again(known)
-        for w in known:
-            self._books.use(w, now)
-        begun = self._runs[run] = Run(run, known, self._kept(known))
-        self._turns[run] = None
+        self._runs.begin(run, known, now)
+        self._loads.turns[run] = None
         evicts: Instructions = []
         if self.mode == "nocache":
             units = {w.unit for w in known}
-            for other in list(self._books.weights.values()):
+            for other in self._books.weights.values():
                 if not other.users and other.unit not in units:
-                    evicts += self._evict_all_of(other)
-        if not begun.kept:
-            begun.complete = True
-        return [*evicts, *self._admit(), *self._next()]
+                    evicts += self._loads.evict_all_of(other)
+        return [*evicts, *self._settle()]
 
     def enter(self, run: int, weights: str, layer: int, now: float) -> Instructions:
         """The run wants to execute it. It is pinned if it is there; else the run waits for it."""
@@ -260,14 +245,15 @@ class WeightCache:
         if position >= 0:
             r.current, r.cursor = w, position
             r.begun.add(weights)
-        if self._ready(r, w, layer) and key not in r.waits:
+        if self._runs.ready(r, w, layer) and key not in r.waits:
             r.held[key] = r.held.get(key, 0) + 1
             w.pins[layer] += 1
         else:
             r.waits[key] = r.waits.get(key, 0) + 1
-            self._stuck.discard(key)
-            self._try_again(r.weights)
-        return self._next() if self._books.loading is None else []
+            self._loads.entered(w, layer)
+            for each in r.weights:
+                each.try_again()
+        return self._loads.next() if self._books.loading is None else []
 
     def leave(self, run: int, weights: str, layer: int, now: float) -> Instructions:
         """The run has executed it, or does not wait for it any more."""
@@ -282,10 +268,9 @@ class WeightCache:
             raise PolicyError(f"run {run} leaves layer {layer} of weights {weights!r} unentered")
         if r.current is w and w.position[layer] == r.cursor:
             r.cursor = (r.cursor + 1) % max(1, w.executed)
-        if self._stuck:
-            self._freed()
-        evicts = self._shrink()
-        return [*evicts, *self._next()] if self._books.loading is None else evicts
+        self._loads.freed()
+        evicts = self._loads.shrink()
+        return [*evicts, *self._loads.next()] if self._books.loading is None else evicts
 
     def hold(self, run: int, now: float) -> bool:
         """Pin all layers of a run that waits for nothing until its end, if all are resident: it need
@@ -303,297 +288,42 @@ class WeightCache:
     def end(self, run: int, now: float) -> Instructions:
         """Unpins whatever it holds."""
         ended = self._run(run)
-        del self._runs[run], self._turns[run]
-        for (name, layer), times in ended.held.items():
-            ended.of[name].pins[layer] -= times
-        self._unpin_kept(ended)
+        self._runs.end(ended, now)
+        del self._loads.turns[run]
+        self._loads.freed()
         evicts: Instructions = []
-        for w in ended.weights:
-            self._books.disuse(w, now)
-            if self.mode == "pipelined" and not w.users:
-                evicts += self._evict_all_of(w)
-        self._freed()
-        return [*evicts, *self._shrink(), *self._admit(), *self._next()]
+        if self.mode == "pipelined":
+            for w in ended.weights:
+                evicts += [] if w.users else self._loads.evict_all_of(w)
+        return [*evicts, *self._settle()]
 
     def loaded(self, weights: str, layer: int, now: float) -> Instructions:
         """The outstanding Load is done."""
         w = self._outcome(weights, layer)
         self._books.loading = None
-        for run in self._runs.values():
-            if run.admitted and (w, layer) in run.kept:
-                w.pins[layer] += 1
-                self._complete(run)
-        self._grant()
-        evicts: Instructions = []
-        if self.mode == "pipelined" and not w.users:
-            evicts = self._evict([(w, layer)])
-        return [*evicts, *self._shrink(), *self._admit(), *self._next()]
+        self._runs.arrived(w, layer)
+        passing = self.mode == "pipelined" and not w.users
+        evicts = self._loads.evict([(w, layer)]) if passing else []
+        return [*evicts, *self._settle()]
 
     def no_room(self, weights: str, layer: int, now: float) -> Instructions:
-        """The outstanding Load found no gap where it should go."""
-        w = self._outcome(weights, layer)
-        region = w.region[layer]
-        assert region is not None
-        want = self._loader
-        self._refused.add(region)
-        self._books.take_out(w, layer)
-        shrunk = self._shrink()
-        if want is not None and self._runs.get(want.run.number) is want.run:
-            again = self._wanted(want.run)
-            if again is not None and (again.weights, again.layer) == (w, layer):
-                placed = self._place(again)
-                if placed is not None:
-                    return [*shrunk, *placed]
-                self._stuck.add((weights, layer))
-        return [*shrunk, *self._next()]
+        """The outstanding Load found no gap where it should go: it goes over something there, or
+        elsewhere, or is asked for again when something was freed."""
+        return self._loads.again(self._outcome(weights, layer), layer)
 
     def failed(self, weights: str, layer: int, now: float) -> Instructions:
-        """The copy failed. It is tried again when a run of these weights begins, or
-        enters a layer that it must wait for."""
+        """The copy failed. It is tried again when a run of these weights begins, or enters a layer
+        that it must wait for."""
         w = self._outcome(weights, layer)
         self._books.take_out(w, layer)
         w.failed.add(layer)
         w.list_missing()
-        self._freed()
-        return [*self._shrink(), *self._next()]
+        self._loads.freed()
+        return self._settle()
 
-    # What to load
-
-    def _next(self) -> Instructions:
-        """The next Load, if one is wanted, possible, and none is outstanding."""
-        if self._books.loading is not None:
-            return []
-        wants = [
-            want for number in self._turns if (want := self._wanted(self._runs[number])) is not None
-        ]
-        for want in sorted(wants, key=lambda want: not want.urgent):
-            if (want.weights.name, want.layer) in self._stuck:
-                continue
-            self._refused.clear()
-            placed = self._place(want)
-            if placed is not None:
-                return placed
-        return []
-
-    def _wanted(self, run: Run) -> Want | None:
-        """What it kept and misses, what it waits for, then what comes next."""
-        if not run.admitted:
-            return None
-        if not run.complete:
-            for w, layer in run.kept:
-                if w.region[layer] is None and layer not in w.failed:
-                    return Want(run, w, layer, -1, True)
-        if self._whole:
-            return None
-        for name, layer in run.waits:
-            w = run.of[name]
-            if w.region[layer] is None and layer not in w.failed:
-                return Want(run, w, layer, 0, True)
-        w = run.current  # type: ignore[assignment]
-        if w is not None and w.missing:
-            at = bisect_left(w.missing, run.cursor)
-            position = w.missing[at if at < len(w.missing) else 0]
-            distance = (position - run.cursor) % w.executed
-            return Want(run, w, w.order[position], distance, False)
-        for w in run.weights:
-            if w.missing and w.name not in run.begun and w is not run.current:
-                layer = w.order[w.missing[0]]
-                distance = run.distance(w, layer, run.bases()[w.name])
-                return Want(run, w, layer, distance, False)
-        return None
-
-    # Where to, over what
-
-    def _place(self, want: Want) -> Instructions | None:
-        """Evicts what must go and the Load; None when there is no place now."""
-        books, size = self._books, want.weights.sizes[want.layer]
-        regions = [region for region in self._allowed(want) if size <= books.capacity[region]]
-        for region in regions:
-            if region not in self._refused and size <= books.free(region):
-                return self._load(want, region)
-        hurried = self._whole or want.urgent or want.distance <= AHEAD
-        needed = {
-            region: max(1, size - books.free(region))
-            for region in regions
-            if hurried or size <= books.free(region) + books.idle[region]
-        }
-        found = fewest(self._victims(want), needed) if needed else None
-        if found is not None:
-            region, group = found
-            return [*self._evict(group), *self._load(want, region)]
-        if self._whole and self._repack(want.run):
-            evicts = [e for w in self._books.weights.values() for e in self._evict_all_of(w)]
-            first = self._wanted(want.run)
-            assert first is not None
-            return [*evicts, *(self._place(first) or [])]
-        return None
-
-    def _load(self, want: Want, region: Region) -> Instructions:
-        self._books.place(want.weights, want.layer, region)
-        self._loader = want
-        del self._turns[want.run.number]
-        self._turns[want.run.number] = None
-        return [Load(want.weights.name, want.layer, region)]
-
-    def _allowed(self, want: Want) -> Iterator[Region]:
-        """A root layer must leave room for the other roots and the largest layer."""
-        for region in REGIONS:
-            if self._whole or want.distance >= 0:
-                yield region
-                continue
-            room, pending, largest = self._promises()
-            pending.remove(want.weights.sizes[want.layer])
-            room[region] -= want.weights.sizes[want.layer]
-            if room[region] >= 0 and divides(room, pending, largest):
-                yield region
-
-    def _victims(self, want: Want | None) -> Iterator[Group]:
-        return whole(self._books) if self._whole else elastic(self._books, self._runs, want)
-
-    def _evict(self, group: Group) -> Instructions:
-        for weights, layer in group:
-            self._books.take_out(weights, layer)
-        if group:
-            self._freed()
-        return [Evict(weights.name, layer) for weights, layer in group]
-
-    def _evict_all_of(self, weights: Weights) -> Instructions:
-        return self._evict(
-            [(weights, i) for i in weights.from_the_last() if self._books.evictable(weights, i)]
-        )
-
-    def _shrink(self) -> Instructions:
-        """Back to the capacity, as far as what is pinned or being copied in allows."""
-        done: Instructions = []
-        for region in REGIONS:
-            over = -self._books.free(region)
-            if over <= 0:
-                continue
-            group: Group = []
-            found = fewest(self._collect(self._victims(None), group), {region: over})
-            if found is None:
-                group = [(w, layer) for w, layer in group if w.region[layer] == region]
-            done += self._evict(group if found is None else found[1])
-        return done
-
-    @staticmethod
-    def _collect(groups: Iterator[Group], into: Group) -> Iterator[Group]:
-        for group in groups:
-            into += group
-            yield group
-
-    def _freed(self) -> None:
-        """What found no gap may find one now."""
-        self._stuck.clear()
-
-    @staticmethod
-    def _try_again(weights: Sequence[Weights]) -> None:
-        for w in weights:
-            if w.failed:
-                w.failed.clear()
-                w.list_missing()
-
-    # Who may run
-
-    def _kept(self, weights: Sequence[Weights]) -> list[tuple[Weights, int]]:
-        """What a run of these needs from begin to end, in order of loading."""
-        if not self._whole:
-            return [(w, layer) for w in weights for layer in sorted(w.roots)]
-        layers = [(w, layer) for w in weights for layer in range(len(w.sizes))]
-        return sorted(layers, key=lambda pair: -pair[0].sizes[pair[1]])
-
-    def _fits(self, weights: Sequence[Weights], kept: Sequence[tuple[Weights, int]]) -> bool:
-        sizes = [w.sizes[layer] for w, layer in kept]
-        if self._whole:
-            return packs(self._books.capacity, sizes)
-        return divides(self._books.capacity, sizes, max((w.largest for w in weights), default=0))
-
-    def _promises(self, extra: Run | None = None) -> tuple[dict[Region, int], list[int], int]:
-        """Room beside the resident kept layers of admitted runs, sizes of their absent ones, and the
-        largest other layer; all as if `extra` were admitted. Elastic only."""
-        runs = [run for run in self._runs.values() if run.admitted or run is extra]
-        room, pending = dict(self._books.capacity), []
-        for w, layer in {pair for run in runs for pair in run.kept}:
-            region = w.region[layer]
-            if region is None:
-                pending.append(w.sizes[layer])
-            else:
-                room[region] -= w.sizes[layer]
-        return room, pending, max((w.largest for run in runs for w in run.weights), default=0)
-
-    def _admit(self) -> Instructions:
-        """In order of begin; one that would not fit alone does not stop the others."""
-        evicts: Instructions = []
-        for run in self._runs.values():
-            if run.admitted or not self._fits(run.weights, run.kept):
-                continue
-            if self._whole:
-                if not self._may_load_whole(run):
-                    continue
-            elif not divides(*self._promises(run)):
-                movable = [pair for pair in run.kept if self._books.evictable(*pair)]
-                room, pending, largest = self._promises(run)
-                for w, layer in movable:
-                    region = w.region[layer]
-                    assert region is not None
-                    room[region] += w.sizes[layer]
-                    pending.append(w.sizes[layer])
-                if not movable or not divides(room, pending, largest):
-                    break
-                evicts += self._evict(movable)
-            run.admitted = True
-            for w, layer in run.kept:
-                if self._books.is_resident(w, layer):
-                    w.pins[layer] += 1
-            self._complete(run)
-        self._grant()
-        return evicts
-
-    def _may_load_whole(self, run: Run) -> bool:
-        """One run at a time copies its models in, or two half loaded ones would block each other;
-        one that has all of its own there may go beside it."""
-        loading = [other for other in self._runs.values() if other.admitted and not other.complete]
-        return not loading or (
-            self._books.loading is not None
-            and all(self._books.is_resident(w, layer) for w, layer in run.kept)
-        )
-
-    def _repack(self, run: Run) -> bool:
-        """A run that is alone and finds no place has layers in its way, in the wrong regions: its own
-        are unpinned, once, so that all may go and come anew in the order that fits."""
-        if run.repacked or any(
-            other.admitted and other is not run for other in self._runs.values()
-        ):
-            return False
-        run.repacked = True
-        self._refused.clear()
-        self._unpin_kept(run)
-        return True
-
-    def _unpin_kept(self, run: Run) -> None:
-        for w, layer in run.kept if run.admitted else ():
-            if self._books.is_resident(w, layer):
-                w.pins[layer] -= 1
-
-    def _complete(self, run: Run) -> None:
-        run.complete = all(self._books.is_resident(w, layer) for w, layer in run.kept)
-
-    def _ready(self, run: Run, weights: Weights, layer: int) -> bool:
-        if not run.admitted or not self._books.is_resident(weights, layer):
-            return False
-        if run.complete:
-            return True
-        return not self._whole and all(self._books.is_resident(weights, i) for i in weights.roots)
-
-    def _grant(self) -> None:
-        """Runs that waited for what is there now hold it."""
-        for run in self._runs.values():
-            for key in list(run.waits):
-                w, layer = run.of[key[0]], key[1]
-                if self._ready(run, w, layer):
-                    times = run.waits.pop(key)
-                    run.held[key] = run.held.get(key, 0) + times
-                    w.pins[layer] += times
+    def _settle(self) -> Instructions:
+        """Bytes, pins or runs have changed."""
+        return [*self._loads.shrink(), *self._runs.admit(), *self._loads.next()]
 
     # Refusals
 
@@ -610,7 +340,7 @@ class WeightCache:
 
     def _run(self, run: int) -> Run:
         try:
-            return self._runs[run]
+            return self._runs.active[run]
         except KeyError:
             raise PolicyError(f"run {run} has not begun or has ended; begin it first") from None
 
@@ -633,22 +363,9 @@ class WeightCache:
         return known
 
     def _check(self) -> None:
-        runs = list(self._runs.values())
-        self._books._check(runs)
-        assert set(self._turns) == set(self._runs)
-        for run in runs:
-            assert not run.complete or run.admitted or not run.kept
-            assert run.admitted or not run.held
-            if run.admitted:
-                complete = all(self._books.is_resident(*pair) for pair in run.kept)
-                assert run.complete == complete
-            for name, layer in run.waits:
-                assert not self._ready(run, run.of[name], layer), "it waits for what is there"
-            for (name, layer), times in (*run.held.items(), *run.waits.items()):
-                assert times > 0
-                assert 0 <= layer < len(run.of[name].sizes)
-        if self._whole:
-            assert sum(run.admitted and not run.complete for run in runs) <= 1
+        self._books._check()
+        self._runs._check()
+        self._loads._check()
 
 
 def _take_one(counts: dict[tuple[str, int], int], key: tuple[str, int]) -> None:

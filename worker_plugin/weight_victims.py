@@ -9,11 +9,12 @@ no run uses, least recently used first. Pinned layers and the one being copied i
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from .weight_books import Books, Region, Run, Weights
+from .weight_books import Books, Region, Weights
+from .weight_runs import Run
 
 #: Layers ahead of the cursor for which a run's own layers may go.
 AHEAD = 2
@@ -43,16 +44,25 @@ def elastic(books: Books, runs: Mapping[int, Run], want: Want | None) -> Iterato
 
 
 def _idle(books: Books, beyond: bool) -> Iterator[Group]:
-    """Idle weights' layers beyond their prefix, or within it."""
+    """Idle weights' layers beyond their prefix, or within it and their root layers."""
     if not any(books.idle.values()):
         return
-    for weights in list(books.weights.values()):
-        if weights.users or not any(weights.nbytes.values()):
+    for weights in books.weights.values():
+        if weights.users:
             continue
-        prefix = len(weights.order) if weights.prefix is None else weights.prefix
-        for layer in weights.from_the_last():
-            if (weights.position[layer] >= prefix) == beyond and books.evictable(weights, layer):
+        there, prefix = weights.there, weights.prefix
+        within = len(there) if prefix is None else bisect_left(there, prefix)
+        if beyond and within == len(there):
+            continue
+        positions = there[within:] if beyond else there[:within]
+        for position in reversed(positions):
+            layer = weights.order[position]
+            if books.evictable(weights, layer):
                 yield [(weights, layer)]
+        if not beyond:
+            for layer in weights.roots:
+                if books.evictable(weights, layer):
+                    yield [(weights, layer)]
 
 
 def _active(books: Books, runs: Mapping[int, Run], want: Want | None) -> Iterator[Group]:
@@ -70,7 +80,7 @@ def _active(books: Books, runs: Mapping[int, Run], want: Want | None) -> Iterato
             run.current is not weights and weights.name in run.begun for run, _ in users
         )  # such as the text encoder of a run that denoises: nothing of it is worth a stall
         own = want is not None and any(run is want.run for run, _ in users)
-        for layer in range(len(weights.sizes)):
+        for layer in weights.from_the_last():
             if not books.evictable(weights, layer):
                 continue
             distance = min(run.distance(weights, layer, base) for run, base in users)
@@ -132,12 +142,12 @@ def fewest(groups: Iterable[Group], needed: Mapping[Region, int]) -> tuple[Regio
     freed = dict.fromkeys(needed, 0)
     chosen: dict[Region, list[tuple[int, Group]]] = {region: [] for region in needed}
     for group in groups:
-        for region in needed:
-            nbytes = sum(
-                weights.sizes[layer] for weights, layer in group if weights.region[layer] == region
-            )
-            if not nbytes:
-                continue
+        in_group: dict[Region, int] = {}
+        for weights, layer in group:
+            there = weights.region[layer]
+            if there in freed:
+                in_group[there] = in_group.get(there, 0) + weights.sizes[layer]
+        for region, nbytes in in_group.items():
             freed[region] += nbytes
             chosen[region].append((nbytes, group))
             if freed[region] >= needed[region]:

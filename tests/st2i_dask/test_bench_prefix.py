@@ -1,0 +1,69 @@
+"""The prefix benchmark's figures follow from what it measured, with the layers in memory it says."""
+
+from __future__ import annotations
+
+import pytest
+
+from st2i_dask.bench import _transformers, prefix
+from st2i_dask.bench._transformers import Shape
+
+TINY = Shape(layers=(2, 3), heads=2)
+SECONDS = {"full": 0.1, "prefix0": 0.2, "prefix": 0.11, "half": 0.14, "no_pipeline": 0.3}
+STALLED = {"prefix0": 0.08, "prefix": 0.004}
+
+
+def test_figures_follow_from_the_times():
+    assert prefix.figures(SECONDS, STALLED, 7) == {
+        "hidden_fraction": 0.9,
+        "vs_full": 1.1,
+        "half_hidden_fraction": 0.6,
+        "stall_hidden_fraction": 0.95,
+        "prefix_layers": 7,
+        "full_s": 0.1,
+        "prefix0_s": 0.2,
+        "prefix_s": 0.11,
+        "half_s": 0.14,
+        "no_pipeline_s": 0.3,
+    }
+
+
+@pytest.mark.parametrize(
+    ("load_s", "layers", "half"),
+    [
+        ([1.0] * 8, 6, 3),
+        ([1.0] * 8, 0, 0),
+        ([0.1, 0.1, 4.0, 2.0, 2.0, 9.0], 5, 3),
+        ([9.0, 1.0, 1.0], 3, 1),
+        ([0.1, 9.0], 2, 2),
+        ([1.0] * 8, 7, 4),
+    ],
+)
+def test_half_of_a_prefix_is_half_of_its_loading(load_s, layers, half):
+    assert prefix.half_of(load_s, layers) == half
+
+
+def test_it_measures_with_and_without_throttling():
+    figures = prefix.run(rounds=1, shape=TINY, h800_tokens=2)
+    names = set(prefix.figures(SECONDS, STALLED, 0))
+    assert set(figures) == names | {f"h800_{name}" for name in names}
+    layers = TINY.layers[0] + TINY.layers[1] + 5
+    for kind in ("", "h800_"):
+        assert 0 <= figures[f"{kind}prefix_layers"] <= layers
+        assert all(figures[f"{kind}{name}_s"] > 0 for name in SECONDS)
+
+
+def test_a_throttled_load_takes_as_long_as_asked(tmp_path):
+    from contextlib import closing
+
+    _transformers.save(tmp_path / "model", 0, TINY)
+    given = _transformers.inputs(0, TINY)
+    size = _transformers.nbytes(_transformers.read(tmp_path / "model"))
+    figures = prefix._measured(tmp_path / "model", TINY, 1, 0.2)
+    assert figures["no_pipeline_s"] >= 0.18
+    assert figures["full_s"] < figures["prefix0_s"]
+    assert figures["prefix_s"] < figures["prefix0_s"]
+    with closing(prefix._Worker(tmp_path / "model", 2 * size, "elastic", None)) as worker:
+        worker.run(given)
+        worker.trim(3)
+        (row,) = worker.store.models()
+        assert row["resident_layers"] == 3

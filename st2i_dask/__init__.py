@@ -25,7 +25,7 @@ from .fetch import fetch
 from .glue import glue
 from .image import GeneratedImage, to_image
 from .model_fn import ModelFn
-from .operate import data_plane, load_costs, save_costs, settings, tenants
+from .operate import data_plane, load_costs, models, save_costs, settings, tenants
 from .parameters import Data, Static
 from .progress import progress
 from .rules import Multiple, OneOf, Prompt, Range
@@ -62,6 +62,7 @@ __all__ = [
     "load",
     "load_costs",
     "local_cluster",
+    "models",
     "progress",
     "save_costs",
     "settings",

@@ -41,7 +41,8 @@ def settings(client: Client, **changes: Any) -> list[tuple[str, str, str]]:
 def data_plane(client: Client) -> dict[str, dict[str, Any]]:
     """By worker address, what its arena holds and which way tensors came to it.
 
-    arena: kind, nbytes, used, peak (bytes), fallbacks and fallback_bytes (tensors that found no room).
+    arena: kind, nbytes, used and peak (bytes of tensors), weights (bytes of cached layers), fallbacks and
+    fallback_bytes (tensors that found no room).
     transports: by name (process, host, nvshmem, comm) the pulls and bytes since the worker began.
     """
     attach(client)
@@ -56,6 +57,15 @@ def data_plane(client: Client) -> dict[str, dict[str, Any]]:
         }
         for address, answer in answers.items()
     }
+
+
+def models(client: Client) -> list[dict[str, Any]]:
+    """One row per worker and model that it has: worker, model, layers, resident_layers, nbytes,
+    resident_bytes, and since the model came there: runs, hits (runs that found all of it in memory),
+    loads (layers copied in), load_s (seconds that took), stalled_s (seconds that runs waited for it)."""
+    attach(client)
+    answers = client.sync(client.scheduler.broadcast, msg={"op": "st2i_models"})
+    return [{"worker": address, **row} for address, rows in answers.items() for row in rows]
 
 
 def save_costs(client: Client, path: str | Path) -> int:

@@ -18,8 +18,9 @@ from st2i_dask._core import GRANULE
 from .arena import Arena
 from .device_copier import DeviceCopier
 from .host_tier import HostTier, Part
-from .layer_table import ALIGNMENT
+from .layer_table import ALIGNMENT, Slot
 from .skeletons import ModelWeights
+from .stored import Stored
 from .weight_books import Load, Region
 
 
@@ -90,20 +91,31 @@ class Loader:
             del load, weights
 
     def _copy(self, weights: ModelWeights, layer: int, into: Any) -> None:
-        if weights.table is None:
-            return
-        slots = weights.table.slots[layer]
-        ranges = weights.ranges[layer]
-        parts = {slot.offset: Part(at, slot.offset) for slot, at in zip(slots, ranges, strict=True)}
-        files = {at.file for at in ranges}
+        assert weights.table is not None
+        slots = zip(weights.table.slots[layer], weights.sources[layer], strict=True)
+        by_offset = {slot.offset: (slot, stored) for slot, stored in slots}.values()
+        as_is = [Part(s.range, slot.offset) for slot, s in by_offset if s.dtype == slot.dtype]
+        files = {stored.range.file for _, stored in by_offset}
         self._host.acquire(files)
         try:
             if self._device == "cpu":
-                self._host.copy(list(parts.values()), into.data_ptr())
+                self._host.copy(as_is, into.data_ptr())
             else:
-                self._device_copier().copy(list(parts.values()), into)
+                self._device_copier().copy(as_is, into)
+            for slot, stored in by_offset:
+                if stored.dtype != slot.dtype:
+                    self._convert(slot, stored, into)
         finally:
             self._host.release(files)
+
+    def _convert(self, slot: Slot, stored: Stored, into: Any) -> None:
+        """As it was when the model was read: a contiguous tensor in another dtype."""
+        import torch
+
+        values = torch.empty(stored.range.nbytes, dtype=torch.uint8)
+        self._host.copy([Part(stored.range, 0)], values.data_ptr())
+        place = into[slot.offset : slot.offset + slot.nbytes].view(slot.dtype)
+        place.copy_(values.view(stored.dtype))
 
     def _device_copier(self) -> DeviceCopier:
         if self._copier is None:

@@ -16,10 +16,12 @@ import numpy as np
 
 from st2i_dask.outputs import is_tensor
 
-from .content import ContentIds, FileIdentity, Source
+from .content import ContentIds, Source
+from .content import FileIdentity as ContentFile
 from .layer_table import LayerTable
 from .layers import ROOT, Layer, divide
-from .mappings import FileRange, file_ranges
+from .mappings import FileIdentity, file_ranges
+from .stored import Stored, converted
 
 #: What is held beside virtual weights is left out of the books below this share of them.
 NEGLIGIBLE = 0.01
@@ -29,7 +31,7 @@ NEGLIGIBLE = 0.01
 class ModelWeights:
     """One module's weights on this worker; several skeletons may have them.
 
-    table: None for what is held. ranges: per layer, where its tensors' bytes lie. architecture: names
+    table: None for what is held. sources: per layer, where its tensors come from. architecture: names
     the shapes, for measurements that hold for all weights of that form.
     """
 
@@ -37,13 +39,17 @@ class ModelWeights:
     sizes: tuple[int, ...]
     roots: tuple[int, ...]
     table: LayerTable | None = None
-    ranges: tuple[tuple[FileRange, ...], ...] = ()
+    sources: tuple[tuple[Stored, ...], ...] = ()
     architecture: str = ""
     dtype: str = ""
 
     @property
     def nbytes(self) -> int:
         return sum(self.sizes)
+
+    @property
+    def files(self) -> set[FileIdentity]:
+        return {stored.range.file for layer in self.sources for stored in layer}
 
 
 @dataclass
@@ -82,7 +88,7 @@ class Found:
     their content."""
 
     layers: list[Layer]
-    ranges: list[tuple[FileRange, ...]]
+    sources: list[tuple[Stored, ...]]
     id: str
 
 
@@ -91,16 +97,29 @@ def find_virtual(components: Mapping[str, Any], ids: ContentIds) -> list[Found]:
     found = []
     for module in _modules(components):
         layers = divide(module)
-        where = file_ranges([p for layer in layers for _, p in layer.parameters])
-        rest = iter(where)
-        kept, ranges = [], []
+        rest = iter(_where(module, [entry for layer in layers for entry in layer.parameters]))
+        kept, sources = [], []
         for layer in layers:
             pairs = [(entry, at) for entry in layer.parameters if (at := next(rest)) is not None]
             if pairs:
                 kept.append(replace(layer, parameters=tuple(entry for entry, _ in pairs)))
-                ranges.append(tuple(at for _, at in pairs))
+                sources.append(tuple(at for _, at in pairs))
         if kept:
-            found.append(Found(kept, ranges, ids.id(_sources(kept, ranges))))
+            found.append(Found(kept, sources, ids.id(_contents(kept, sources))))
+    return found
+
+
+def _where(module: Any, parameters: Sequence[tuple[str, Any]]) -> list[Stored | None]:
+    """Mapped as they are, or to be converted again."""
+    mapped = file_ranges([parameter for _, parameter in parameters])
+    found = [
+        Stored(at, parameter.dtype) if at is not None else None
+        for at, (_, parameter) in zip(mapped, parameters, strict=True)
+    ]
+    if None in found:
+        absent = [entry for entry, at in zip(parameters, found, strict=True) if at is None]
+        others = iter(converted(module, absent))
+        found = [at if at is not None else next(others) for at in found]
     return found
 
 
@@ -115,7 +134,7 @@ def make_weights(found: Found, unit: str, device: str) -> ModelWeights:
         table.nbytes,
         roots,
         table,
-        tuple(found.ranges),
+        tuple(found.sources),
         architecture,
         str(first.dtype),
     )
@@ -192,21 +211,18 @@ def _tensors(part: Any) -> list[Any]:
     return []
 
 
-def _sources(layers: Sequence[Layer], ranges: Sequence[tuple[FileRange, ...]]) -> list[Source]:
-    return [
-        Source(
-            name,
-            str(parameter.dtype),
-            tuple(parameter.shape),
-            FileIdentity(
+def _contents(layers: Sequence[Layer], sources: Sequence[tuple[Stored, ...]]) -> list[Source]:
+    found = []
+    for layer, where in zip(layers, sources, strict=True):
+        for (name, parameter), stored in zip(layer.parameters, where, strict=True):
+            at, dtype = stored.range, str(parameter.dtype)
+            if stored.dtype != parameter.dtype:
+                dtype += f" from {stored.dtype}"
+            file = ContentFile(
                 at.file.path, at.file.device, at.file.inode, at.file.nbytes, at.file.mtime_ns
-            ),
-            at.offset,
-            at.nbytes,
-        )
-        for layer, where in zip(layers, ranges, strict=True)
-        for (name, parameter), at in zip(layer.parameters, where, strict=True)
-    ]
+            )
+            found.append(Source(name, dtype, tuple(parameter.shape), file, at.offset, at.nbytes))
+    return found
 
 
 def _architecture(layers: Sequence[Layer]) -> str:

@@ -295,7 +295,7 @@ class WeightStore:
         if weights is None:
             self._add(made, unit)
             return made
-        weights.ranges = made.ranges
+        weights.sources = made.sources
         return weights
 
     def _add(self, weights: ModelWeights, unit: str) -> None:
@@ -311,7 +311,7 @@ class WeightStore:
     @contextmanager
     def _reading(self, skeleton: Skeleton) -> Iterator[None]:
         """Its files stay open. When one has changed the skeleton is no good any more."""
-        files = {at.file for p in skeleton.parts for where in p.weights.ranges for at in where}
+        files = {file for part in skeleton.parts for file in part.weights.files}
         try:
             self._host.acquire(files)
         except LoadError:

@@ -54,6 +54,39 @@ def tenants(scheduler: str) -> None:
     click.echo(table(header, cells, right=range(1, 7)))
 
 
+@click.command(
+    help="""Show what every worker has of every model.
+
+Layers and MiB: in the worker's memory, of all. Hits: runs that found the whole model there. Loads: layers
+copied in from host memory, and the seconds that took; waited: seconds that runs stood still for it."""
+)
+@scheduler_option
+def models(scheduler: str) -> None:
+    from .. import operate
+
+    with running_cluster(scheduler) as client:
+        rows = operate.models(client)
+    if not rows:
+        click.echo("no worker has loaded a model yet")
+        return
+    header = ("worker", "model", "layers", "MiB", "runs", "hits", "loads", "load (s)", "waited (s)")
+    cells = [
+        (
+            row["worker"],
+            row["model"],
+            f"{row['resident_layers']}/{row['layers']}",
+            f"{row['resident_bytes'] / 2**20:.1f}/{row['nbytes'] / 2**20:.1f}",
+            str(row["runs"]),
+            str(row["hits"]),
+            str(row["loads"]),
+            f"{row['load_s']:.2f}",
+            f"{row['stalled_s']:.2f}",
+        )
+        for row in sorted(rows, key=lambda row: (row["worker"], row["model"]))
+    ]
+    click.echo(table(header, cells, right=range(2, len(header))))
+
+
 @click.command(help="Show the scheduler's settings, after changing those that are given.")
 @scheduler_option
 @click.option("--slack", type=float, metavar="SECONDS", help="vTime a tenant may be ahead.")

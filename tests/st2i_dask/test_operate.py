@@ -154,6 +154,32 @@ def test_broken_cost_files_are_refused(client, tmp_path):
             st2i.load_costs(client, file)
 
 
+def test_models_show_what_is_where_and_what_it_cost(client, address):
+    prompt = "a red circle on a white background"
+    for seed in range(2):
+        st2i.load("shapes").submit(client, prompt=prompt, seed=seed, num_steps=2).result(
+            timeout=TIMEOUT
+        )
+    rows = {row["model"].partition("(")[0]: row for row in st2i.models(client)}
+    assert {"ClipText", "T5Text", "FluxTransformer", "VaeDecoder"} <= set(rows)
+    transformer = rows["FluxTransformer"]
+    assert transformer["worker"] in client.scheduler_info()["workers"]
+    assert transformer["layers"] == transformer["resident_layers"] > 4
+    assert transformer["nbytes"] == transformer["resident_bytes"] > 1_000_000
+    assert transformer["loads"] == transformer["layers"]
+    assert transformer["runs"] == 4
+    assert 0 < transformer["hits"] < 4
+    assert 0 < transformer["load_s"] < 60
+    assert 0 <= transformer["stalled_s"] < 60
+
+    done = CliRunner().invoke(main, ["models", "--scheduler", address])
+    assert done.exit_code == 0, done.output
+    (line,) = [line for line in done.output.splitlines() if "FluxTransformer" in line]
+    layers = str(transformer["layers"])
+    assert f"{layers}/{layers}" in line
+    assert line.split()[0] == transformer["worker"]
+
+
 def test_commands(client, address, tmp_path):
     naps.submit(client, value=1.0, tenant="ann").result(timeout=TIMEOUT)
 

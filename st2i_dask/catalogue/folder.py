@@ -209,9 +209,19 @@ def _tell_of_private_copy(path: Path, dtype: str) -> None:
 
 
 def stored_dtype(folder: DiffusersFolder) -> str:
-    """The dtype that the denoiser's weights are stored in."""
+    """The dtype that the denoiser's weights are stored in; of a hub's, also if only other parts are
+    here."""
     part = "transformer" if (folder.path / "transformer").is_dir() else "unet"
-    return _stored_in(folder.path / part)
+    of_hub = folder.source not in PACKAGED and not os.path.isdir(folder.source)
+    if not of_hub or any((folder.path / part).glob("*.safetensors")):
+        return _stored_in(folder.path / part)
+    try:
+        return _computed_in(hub.stored_dtype(folder.source, part))
+    except hub.client_errors() as error:
+        raise LoadError(
+            f"{folder.source!r}: the dtype of its {part} is not known here and the hub does not say "
+            f"({type(error).__name__}); give the dtype, one of {', '.join(DTYPES)}"
+        ) from error
 
 
 def _stored_in(path: Path) -> str:
@@ -222,8 +232,11 @@ def _stored_in(path: Path) -> str:
         return "float32"
     with safe_open(str(files[0]), "np") as file:
         name = next(iter(file.keys()))
-        stored = str(file.get_slice(name).get_dtype())
-    return {"BF16": "bfloat16", "F16": "float16"}.get(stored, "float32")
+        return _computed_in(str(file.get_slice(name).get_dtype()))
+
+
+def _computed_in(stored: str | None) -> str:
+    return {"BF16": "bfloat16", "F16": "float16"}.get(str(stored), "float32")
 
 
 def check_dtype(dtype: str | None) -> None:

@@ -71,6 +71,25 @@ def fetch(
         return fetching.snapshot()
 
 
+def stored_dtype(repository: str, folder: str) -> str | None:
+    """How safetensors calls the dtype of a component's weights, from their header: they need not be
+    fetched for that. None: it has no safetensors files. One of `client_errors` when it cannot be
+    known."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import SafetensorsParsingError
+
+    hub = HfApi()
+    files = sorted(entry.path for entry in hub.list_repo_tree(repository, folder))
+    files = [file for file in files if file.endswith(".safetensors")]
+    if not files:
+        return None
+    try:
+        tensors = hub.parse_safetensors_file_metadata(repository, files[0]).tensors
+    except SafetensorsParsingError as error:
+        raise ValueError(str(error)) from error
+    return str(tensors[min(tensors)].dtype) if tensors else None
+
+
 def client_errors() -> tuple[type[Exception], ...]:
     """What the hub's client raises when something is wrong with repository, network or disk."""
     from huggingface_hub.errors import HfHubHTTPError

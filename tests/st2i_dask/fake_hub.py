@@ -131,11 +131,12 @@ class _Handler(BaseHTTPRequestHandler):
                 return self.answer(status)
             if hub.instead.get(name):
                 data = hub.instead[name].pop(0)
-        start = 0
+        start, whole = 0, len(data)
         if self.headers["Range"]:
-            start = int(self.headers["Range"].removeprefix("bytes=").rstrip("-"))
+            first, _, last = self.headers["Range"].removeprefix("bytes=").partition("-")
+            start, data = int(first), data[: int(last or whole) + 1]
             self.send_response(206)
-            self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
+            self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{whole}")
         else:
             self.send_response(200)
         self.send_header("Content-Length", str(len(data) - start))
@@ -154,15 +155,17 @@ class _Handler(BaseHTTPRequestHandler):
 class _Hub(_Handler):
     def do_GET(self):
         self.hub._count(self)
-        path = unquote(urlsplit(self.path).path)
+        path = unquote(urlsplit(self.path).path).replace("/resolve/main/", f"/resolve/{COMMIT}/")
         api, resolve = f"/api/models/{REPOSITORY}", f"/{REPOSITORY}/resolve/{COMMIT}/"
         if path == "/open":
             self.hub.gate.set()
             self.answer(200)
         elif path == f"{api}/revision/main":
             self.answer(200, json.dumps({"id": REPOSITORY, "sha": COMMIT}).encode())
-        elif path == f"{api}/tree/{COMMIT}":
-            self.answer(200, json.dumps([self.entry(name) for name in self.hub.files]).encode())
+        elif path.startswith((f"{api}/tree/{COMMIT}", f"{api}/tree/main")):
+            folder = path.removeprefix(f"{api}/tree/").partition("/")[2]
+            entries = [self.entry(name) for name in self.hub.files if name.startswith(folder)]
+            self.answer(200, json.dumps(entries).encode())
         elif path.startswith(resolve) and path.removeprefix(resolve) in self.hub.files:
             self.resolve(path.removeprefix(resolve))
         else:

@@ -132,6 +132,9 @@ class HostTier:
                         _core.copy(at + start, source.address + start, nbytes)
                 else:
                     self._copy_range(mapped[source.file], source, at)
+            # What was written meanwhile would be part of the copy.
+            for file in mapped.values():
+                file.check()
         with self._lock:
             self._copied += sum(part.source.nbytes for part in parts)
 

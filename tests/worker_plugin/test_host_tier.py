@@ -252,6 +252,22 @@ def test_what_is_cut_off_after_the_check_is_an_error_too(folder, make_tier, monk
     assert np.array_equal(into[:4096], file.content[:4096])
 
 
+def test_what_is_written_while_it_is_copied_is_an_error(folder, make_tier, monkeypatch):
+    file = File(folder / "a.safetensors", 2 * PIECE)
+    tier = make_tier()
+    tier.acquire([file.identity])
+    plain = mapped_file.MappedFile.copy
+
+    def copy_and_write(*args):
+        plain(*args)
+        write(file.path)
+
+    monkeypatch.setattr(mapped_file.MappedFile, "copy", copy_and_write)
+    with pytest.raises(LoadError, match=r"a.safetensors was written to .*submit again"):
+        copied(tier, [file.part(0, 2 * PIECE)], 2 * PIECE)
+    assert tier.statistics().copied == 0
+
+
 CUT_WHILE_COPYING = """
 import os, sys, threading, time
 import numpy as np

@@ -117,14 +117,13 @@ class Books:
         return self.capacity[region] - self.used[region]
 
     def is_resident(self, weights: Weights, layer: int) -> bool:
-        return weights.region[layer] is not None and self.loading != (weights, layer)
+        loading = self.loading
+        return weights.region[layer] is not None and (
+            loading is None or loading[1] != layer or loading[0] is not weights
+        )
 
     def evictable(self, weights: Weights, layer: int) -> bool:
-        return (
-            weights.region[layer] is not None
-            and not weights.pins[layer]
-            and self.loading != (weights, layer)
-        )
+        return not weights.pins[layer] and self.is_resident(weights, layer)
 
     def place(self, weights: Weights, layer: int, region: Region) -> None:
         """It is being copied in."""

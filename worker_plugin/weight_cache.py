@@ -227,8 +227,7 @@ class WeightCache:
         if run in self._runs.active:
             raise PolicyError(f"run {run} has already begun; end it first")
         known = tuple(dict.fromkeys(self._known(name) for name in weights))
-        self._runs.begin(run, known, now)
-        self._loads.turns[run] = None
+        self._loads.turns[run] = self._runs.begin(run, known, now)
         evicts: Instructions = []
         if self.mode == "nocache":
             units = {w.unit for w in known}

@@ -19,7 +19,7 @@ class Loads:
 
     def __init__(self, books: Books, runs: Runs):
         self.books, self.runs = books, runs
-        self.turns: dict[int, None] = {}  # runs; whose load was longest ago first
+        self.turns: dict[int, Run] = {}  # whose load was longest ago first
         self._for: Run | None = None  # whose load is outstanding
         # Regions where that load found no gap, and loads that found none anywhere until then.
         self._refused: set[Region] = set()
@@ -29,11 +29,11 @@ class Loads:
         """The next Load, if one is wanted, possible, and none is outstanding."""
         if self.books.loading is not None:
             return []
-        wants = [
-            want
-            for number in self.turns
-            if (want := self._wanted(self.runs.active[number])) is not None
-        ]
+        wants = []
+        for run in self.turns.values():
+            want = self._wanted(run)
+            if want is not None:
+                wants.append(want)
         if len(wants) > 1:
             wants.sort(key=lambda want: not want.urgent)
         for want in wants:
@@ -82,10 +82,11 @@ class Loads:
                     return Want(run, w, layer, -1, True)
         if self.runs.whole:
             return None
-        for name, layer in run.waits:
-            w = run.of[name]
-            if w.region[layer] is None and layer not in w.failed:
-                return Want(run, w, layer, 0, True)
+        if run.waits:
+            for name, layer in run.waits:
+                w = run.of[name]
+                if w.region[layer] is None and layer not in w.failed:
+                    return Want(run, w, layer, 0, True)
         current = run.current
         if current is not None and current.missing:
             missing = current.missing
@@ -105,32 +106,39 @@ class Loads:
         """Evicts what must go, and the Load; None when there is no place now."""
         books, size = self.books, want.weights.sizes[want.layer]
         hurried = self.runs.whole or want.urgent or want.distance <= AHEAD
+        if not hurried:
+            for region in REGIONS:
+                if size <= books.capacity[region] - books.used[region] + books.idle[region]:
+                    break
+            else:
+                return None
         free = {region: books.capacity[region] - books.used[region] for region in REGIONS}
-        if not hurried and all(size > free[r] + books.idle[r] for r in REGIONS):
-            return None
         regions: Sequence[Region] = REGIONS
         if want.distance < 0 and not self.runs.whole:
             regions = self.runs.roots_may_go_to(size)
         for region in regions:
             if size <= free[region] and region not in self._refused:
                 return self._load(want, region)
-        needed = {
-            region: max(1, size - free[region])
-            for region in regions
-            if size <= books.capacity[region]
-            and (hurried or size <= free[region] + books.idle[region])
-        }
-        found = fewest(self._victims(want), needed) if needed else None
-        if found is not None:
-            region, group = found
-            return [*self.evict(group), *self._load(want, region)]
+        # Where there is no gap now, evictions make one only by chance: the other region first.
+        for refused in (False, True):
+            needed = {
+                region: max(1, size - free[region])
+                for region in regions
+                if (region in self._refused) == refused
+                and size <= books.capacity[region]
+                and (hurried or size <= free[region] + books.idle[region])
+            }
+            found = fewest(self._victims(want), needed) if needed else None
+            if found is not None:
+                region, group = found
+                return [*self.evict(group), *self._load(want, region)]
         return self._repack(want.run) if self.runs.whole else None
 
     def _load(self, want: Want, region: Region) -> Instructions:
         self.books.place(want.weights, want.layer, region)
         self._for = want.run
         del self.turns[want.run.number]
-        self.turns[want.run.number] = None
+        self.turns[want.run.number] = want.run
         return [Load(want.weights.name, want.layer, region)]
 
     def _repack(self, run: Run) -> Instructions | None:
@@ -177,8 +185,8 @@ class Loads:
         """Back to the capacity, as far as what is pinned or being copied in allows."""
         books = self.books
         done: Instructions = []
-        for region in REGIONS:
-            over = books.used[region] - books.capacity[region]
+        for region, used in books.used.items():
+            over = used - books.capacity[region]
             if over > 0:
                 done += self.make_room(region, over) or self.evict(
                     [
@@ -191,4 +199,4 @@ class Loads:
         return done
 
     def _check(self) -> None:
-        assert set(self.turns) == set(self.runs.active)
+        assert self.turns == self.runs.active

@@ -1,0 +1,421 @@
+"""Fragment: two hours of loading and evicting in full memory: allocations that find no gap.
+
+Virtual time, the real policy, the real allocator in the arena; no bytes are moved. Twenty models of real
+layer sizes, at Zipf popularity, one pass each, loads at 25 GB/s throughout; meanwhile tensors come and
+go in the arena. The framework region is virtual memory, where a block needs free pages and no gap.
+Rivals: our allocator there too, and with it a block for each tensor, the arena first, or the buddy; and
+virtual memory in both, which never fails: what that loads is what all the others can reach.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from st2i_dask._core import Allocator
+from worker_plugin.prefix import resident_prefix
+from worker_plugin.weight_cache import REGIONS, Evict, Load, Region, WeightCache
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+SECONDS, RIVAL_SECONDS = 7200.0, 60.0
+BANDWIDTH = 25e9  # bytes per second from host to device
+LOAD_PER_COMPUTE = 3.2  # of a layer, as the paper measured for FLUX
+FILL = 0.97
+NBYTES: dict[Region, int] = {"framework": 40 * GIB, "arena": 24 * GIB}
+ALIGN = 64
+ELEMENT = 2  # bytes: bfloat16
+ZIPF = 1.0
+
+#: Tensors in the arena: bytes, how often, and for how many layers they live on average.
+TENSORS = (
+    (64 * KIB, 4, 200),  # pooled embeddings, signals
+    (512 * KIB, 8, 200),  # latents
+    (4 * MIB, 4, 600),  # embeddings of prompts
+    (24 * MIB, 8, 60),  # residuals of ControlNets
+    (100 * MIB, 1, 60),  # images, hints
+)
+OFTEN = list(itertools.accumulate(often for _, often, _ in TENSORS))
+TENSORS_PER_LAYER = 1.0
+
+PAGE = 2 * MIB
+
+Shapes = list[int]  # elements of each tensor of a layer
+
+
+def linear(inputs: int, outputs: int, bias: bool = True) -> Shapes:
+    return [inputs * outputs, outputs] if bias else [inputs * outputs]
+
+
+def conv(inputs: int, outputs: int, side: int = 3) -> Shapes:
+    return [inputs * outputs * side * side, outputs]
+
+
+def attention(d: int, heads: int, streams: int = 1) -> Shapes:
+    """Queries, keys, values, output, and norms of queries and keys."""
+    return streams * (4 * linear(d, d) + 2 * [d // heads])
+
+
+def feed_forward(d: int) -> Shapes:
+    return linear(d, 4 * d) + linear(4 * d, d)
+
+
+def double_block(d: int, heads: int) -> Shapes:
+    """Of FLUX and SD3: image and text side by side."""
+    return 2 * linear(d, 6 * d) + attention(d, heads, 2) + 2 * feed_forward(d)
+
+
+def flux(double: int = 19, single: int = 38) -> list[Shapes]:
+    d, heads = 3072, 24
+    one = (
+        linear(d, 3 * d) + linear(d, 4 * d) + linear(5 * d, d) + 3 * linear(d, d) + 2 * [d // heads]
+    )
+    times = 2 * (linear(256, d) + linear(d, d)) + linear(768, d) + linear(d, d)
+    ends = [linear(64, d), times, linear(4096, d)]
+    last = [linear(d, 2 * d), linear(d, 64)]
+    return [*ends, *double * [double_block(d, heads)], *single * [one], *last]
+
+
+def stable_diffusion_3(d: int, blocks: int, dual: int = 0) -> list[Shapes]:
+    heads = d // 64
+    two = double_block(d, heads)
+    first = two + linear(d, 3 * d) + attention(d, heads)
+    times = linear(256, d) + linear(d, d) + linear(2048, d) + linear(d, d)
+    ends = [conv(16, d, 2), times, linear(4096, d)]
+    return [*ends, *dual * [first], *(blocks - dual) * [two], linear(d, 2 * d) + linear(d, 64)]
+
+
+def z_image() -> list[Shapes]:
+    d, hidden = 3840, 10240
+    block = 4 * linear(d, d, False) + 3 * linear(d, hidden, False) + 4 * [d] + 2 * [128]
+    modulated = block + linear(256, 4 * d)
+    ends = [linear(64, d), linear(256, 1024) + linear(1024, 256), [2560, *linear(2560, d)]]
+    return [*ends, *2 * [modulated], *2 * [block], *30 * [modulated], linear(d, 64)]
+
+
+def language_model(
+    layers: int, d: int, hidden: int, words: int, keys: int, queries: int = 0, gated: bool = True
+) -> list[Shapes]:
+    """T5, CLIP and Qwen: an embedding and equal layers. keys, queries: their width."""
+    queries = queries or d
+    block = 2 * linear(d, queries, False) + 2 * linear(d, keys, False) + 2 * [d]
+    block += (3 if gated else 2) * linear(d, hidden, False)
+    return [[words * d], *layers * [block], [d]]
+
+
+def vae() -> list[Shapes]:
+    """Its decoder."""
+
+    def resnet(inputs: int, outputs: int) -> Shapes:
+        skip = conv(inputs, outputs, 1) if inputs != outputs else []
+        return 2 * [inputs] + conv(inputs, outputs) + 2 * [outputs] + conv(outputs, outputs) + skip
+
+    blocks = [conv(16, 512), 2 * resnet(512, 512) + attention(512, 1)]
+    for inputs, outputs in ((512, 512), (512, 512), (512, 256), (256, 128)):
+        up = conv(outputs, outputs) if outputs > 128 else []
+        blocks.append(resnet(inputs, outputs) + 2 * resnet(outputs, outputs) + up)
+    return [*blocks, 2 * [128] + conv(128, 3)]
+
+
+def models() -> dict[str, list[Shapes]]:
+    """Most popular first."""
+    t5 = language_model(24, 4096, 10240, 32128, 4096)
+    clip_l = language_model(12, 768, 3072, 49408, 768, gated=False)
+    clip_g = language_model(32, 1280, 5120, 49408, 1280, gated=False)
+    qwen = language_model(36, 2560, 9728, 151936, 1024, queries=4096)
+    large, medium = stable_diffusion_3(2432, 38), stable_diffusion_3(1536, 24, dual=13)
+    return {
+        "t5-xxl": t5,
+        "clip-l": clip_l,
+        "vae": vae(),
+        "flux-0": flux(),
+        "sd3.5-large-0": large,
+        "z-image-0": z_image(),
+        "qwen3-4b": qwen,
+        "clip-g": clip_g,
+        "flux-1": flux(),
+        "flux-controlnet-0": flux(5, 10),
+        "sd3.5-medium-0": medium,
+        "z-image-1": z_image(),
+        "flux-2": flux(),
+        "sd3.5-large-1": large,
+        "flux-3": flux(),
+        "z-image-2": z_image(),
+        "flux-controlnet-1": flux(5, 10),
+        "sd3.5-medium-1": medium,
+        "sd3.5-large-2": large,
+        "flux-4": flux(),
+    }
+
+
+def packed(shapes: Shapes) -> int:
+    """Bytes of a layer in one block."""
+    return sum(-(-elements * ELEMENT // ALIGN) * ALIGN for elements in shapes)
+
+
+def run(seconds: float = SECONDS, rival_seconds: float = RIVAL_SECONDS) -> dict[str, Any]:
+    """`failed`: allocations that found no gap though the free bytes of their region would do.
+
+    `fill`: bytes of weights and tensors per byte of memory, on average. `extra_loading`: bytes loaded
+    per request over those of `paged_both`, over the rivals' time.
+    """
+    figures = Churn().run(seconds)
+    rivals = {name: Churn(**options).run(rival_seconds) for name, options in RIVALS.items()}
+    ideal = rivals["paged_both"]["request_bytes"]
+    for rival in rivals.values():
+        rival["extra_loading"] = round(rival["request_bytes"] / ideal - 1, 4)
+    return {**figures, "extra_loading": rivals["same"]["extra_loading"], **rivals}
+
+
+#: What `Churn` is asked for.
+RIVALS: dict[str, dict[str, Any]] = {
+    "same": {},
+    "paged_both": {"paged": REGIONS},
+    "arena_first": {"swapped": True},
+    "per_tensor": {"per_tensor": True},
+    "buddy": {"kind": "buddy"},
+    "no_pages": {"paged": ()},
+    "no_pages_90": {"paged": (), "fill": 0.90},
+    "no_pages_80": {"paged": (), "fill": 0.80},
+    "no_pages_per_tensor": {"paged": (), "per_tensor": True},
+    "no_pages_per_tensor_80": {"paged": (), "per_tensor": True, "fill": 0.80},
+    "no_pages_buddy": {"paged": (), "kind": "buddy"},
+}
+
+
+class _Pages:
+    """Virtual memory: the methods of `Allocator` that are used here."""
+
+    def __init__(self, nbytes: int):
+        self.nbytes, self._used, self._serial = nbytes, 0, 0
+        self._live: dict[int, int] = {}
+
+    def alloc(self, nbytes: int) -> int | None:
+        rounded = -(-nbytes // PAGE) * PAGE
+        if self._used + rounded > self.nbytes:
+            return None
+        self._used += rounded
+        self._serial += 1
+        self._live[self._serial] = rounded
+        return self._serial
+
+    def free(self, block: int) -> None:
+        self._used -= self._live.pop(block)
+
+    def statistics(self) -> dict[str, int]:
+        return {"free": (self.nbytes - self._used) // PAGE * PAGE}
+
+    def _check(self) -> None:
+        assert self._used == sum(self._live.values()) <= self.nbytes
+
+
+@dataclass
+class _Region:
+    """An allocator and what lies in it."""
+
+    allocator: Allocator | _Pages
+    fill: float
+    weights: int = 0
+    tensors: int = 0
+
+    def capacity(self) -> int:
+        return max(0, int(self.fill * self.allocator.nbytes) - self.tensors)
+
+
+@dataclass
+class Churn:
+    """kind: of allocator. paged: regions of virtual memory. per_tensor: a block for each tensor of a
+    layer. swapped: weights go to the arena first. fill: what policy and tensors may take of memory."""
+
+    paged: Sequence[Region] = ("framework",)
+    kind: str = "best_fit"
+    per_tensor: bool = False
+    swapped: bool = False
+    fill: float = FILL
+    seed: int = 1
+    now: float = 0.0
+    counts: dict[str, int] = field(
+        default_factory=lambda: dict.fromkeys(
+            ("allocations", "failed", "loads", "evicted_bytes", "loaded_bytes"), 0
+        )
+    )
+
+    def __post_init__(self) -> None:
+        self.regions = {
+            r: _Region(
+                _Pages(NBYTES[r]) if r in self.paged else Allocator(NBYTES[r], self.kind), self.fill
+            )
+            for r in REGIONS
+        }
+        first, second = REGIONS
+        # The policy fills its first region first.
+        self.lies = {first: second, second: first} if self.swapped else {r: r for r in REGIONS}
+        self.cache = WeightCache({r: self.regions[self.lies[r]].capacity() for r in REGIONS})
+        self.models = models()
+        self.blocks: dict[str, list[list[int]]] = {}
+        for name, layers in self.models.items():
+            sizes = [packed(shapes) for shapes in layers]
+            self.blocks[name] = (
+                [[packed([e]) for e in shapes] for shapes in layers]
+                if self.per_tensor
+                else [[size] for size in sizes]
+            )
+            self.cache.add(name, sizes)
+            load = [size / BANDWIDTH for size in sizes]
+            prefix = resident_prefix(load, [s / LOAD_PER_COMPUTE for s in load])
+            self.cache.set_prefix(name, prefix)
+        self.sizes = {name: [packed(s) for s in layers] for name, layers in self.models.items()}
+        self.places: dict[tuple[str, int], tuple[Region, list[int]]] = {}
+        self.chance = random.Random(self.seed)
+        self.tensors: list[tuple[int, int, int]] = []  # layer count when it dies, offset, bytes
+        self.layers = 0
+        self.load: Load | None = None
+        self.loaded_at = 0.0
+        self.filled = self.samples = 0
+
+    def run(self, seconds: float) -> dict[str, Any]:
+        names = list(self.models)
+        popularity = list(itertools.accumulate(1 / rank**ZIPF for rank in range(1, len(names) + 1)))
+        started = time.perf_counter()
+        for number in itertools.count():
+            if self.now >= seconds:
+                break
+            name = self.chance.choices(names, cum_weights=popularity)[0]
+            self.request(number, name)
+        for region in self.regions.values():
+            region.allocator._check()
+        counts = self.counts
+        return {
+            "failed": counts["failed"],
+            "failed_share": round(counts["failed"] / max(1, counts["allocations"]), 5),
+            "loads": counts["loads"],
+            "evicted_bytes": counts["evicted_bytes"],
+            "request_bytes": counts["loaded_bytes"] // max(1, number),
+            "loading_share": round(counts["loaded_bytes"] / BANDWIDTH / self.now, 3),
+            "fill": round(self.filled / max(1, self.samples) / sum(NBYTES.values()), 4),
+            "requests": number,
+            "us_per_load": round(1e6 * (time.perf_counter() - started) / counts["loads"], 1),
+        }
+
+    def request(self, number: int, name: str) -> None:
+        self.obey(self.cache.begin(number, [name], self.now))
+        for layer, size in enumerate(self.sizes[name]):
+            self.obey(self.cache.enter(number, name, layer, self.now))
+            while self.cache.waiting(number):
+                if self.load is None:
+                    raise RuntimeError(f"layer {layer} of {name} finds no place in empty memory")
+                self.now = max(self.now, self.loaded_at)
+                self.finish_load()
+            computed_at = self.now + size / BANDWIDTH / LOAD_PER_COMPUTE
+            self.tensor_traffic()
+            while self.load is not None and self.loaded_at <= computed_at:
+                self.now = self.loaded_at
+                self.finish_load()
+            self.now = max(self.now, computed_at)
+            self.obey(self.cache.leave(number, name, layer, self.now))
+        self.obey(self.cache.end(number, self.now))
+
+    # Weights
+
+    def obey(self, instructions: list[Load | Evict]) -> None:
+        for instruction in instructions:
+            if isinstance(instruction, Evict):
+                self.evict(instruction)
+                continue
+            while not self.start(instruction):
+                again = self.cache.no_room(instruction.weights, instruction.layer, self.now)
+                for other in again:
+                    if isinstance(other, Evict):
+                        self.evict(other)
+                load = next((i for i in again if isinstance(i, Load)), None)
+                if load is None:
+                    return
+                instruction = load
+
+    def start(self, load: Load) -> bool:
+        region = self.lies[load.region]
+        offsets: list[int] = []
+        for nbytes in self.blocks[load.weights][load.layer]:
+            offset = self.allocate(region, nbytes)
+            if offset is None:
+                for made in offsets:
+                    self.regions[region].allocator.free(made)
+                return False
+            offsets.append(offset)
+        self.places[load.weights, load.layer] = region, offsets
+        nbytes = self.sizes[load.weights][load.layer]
+        self.regions[region].weights += nbytes
+        self.load, self.loaded_at = load, self.now + nbytes / BANDWIDTH
+        return True
+
+    def finish_load(self) -> None:
+        load, self.load = self.load, None
+        assert load is not None
+        self.counts["loads"] += 1
+        self.counts["loaded_bytes"] += self.sizes[load.weights][load.layer]
+        self.filled += sum(region.weights + region.tensors for region in self.regions.values())
+        self.samples += 1
+        self.obey(self.cache.loaded(load.weights, load.layer, self.now))
+
+    def evict(self, evict: Evict) -> None:
+        region, offsets = self.places.pop((evict.weights, evict.layer))
+        for offset in offsets:
+            self.regions[region].allocator.free(offset)
+        nbytes = self.sizes[evict.weights][evict.layer]
+        self.regions[region].weights -= nbytes
+        self.counts["evicted_bytes"] += nbytes
+
+    def allocate(self, region: Region, nbytes: int) -> int | None:
+        self.counts["allocations"] += 1
+        allocator = self.regions[region].allocator
+        offset = allocator.alloc(nbytes)
+        if offset is None and allocator.statistics()["free"] >= nbytes:
+            self.counts["failed"] += 1
+        return offset
+
+    # Tensors
+
+    def tensor_traffic(self) -> None:
+        """One layer's: old ones die, new ones come."""
+        self.layers += 1
+        arena = self.regions["arena"]
+        changed = False
+        while self.tensors and self.tensors[0][0] <= self.layers:
+            _, offset, nbytes = heapq.heappop(self.tensors)
+            arena.allocator.free(offset)
+            arena.tensors -= nbytes
+            changed = True
+        for nbytes, lives in self.new_tensors():
+            found = self.allocate("arena", nbytes)
+            if found is None:
+                found = self.make_room(nbytes)
+            if found is None:
+                continue
+            arena.tensors += nbytes
+            changed = True
+            heapq.heappush(self.tensors, (self.layers + lives, found, nbytes))
+        if changed:
+            region = next(r for r in REGIONS if self.lies[r] == "arena")
+            self.obey(self.cache.set_capacity(region, arena.capacity(), self.now))
+
+    def new_tensors(self) -> Iterator[tuple[int, int]]:
+        """Bytes, and how many layers they live."""
+        while self.chance.random() < TENSORS_PER_LAYER / (1 + TENSORS_PER_LAYER):
+            nbytes, _, lives = self.chance.choices(TENSORS, cum_weights=OFTEN)[0]
+            yield nbytes, 1 + int(self.chance.expovariate(1 / lives))
+
+    def make_room(self, nbytes: int) -> int | None:
+        region = next(r for r in REGIONS if self.lies[r] == "arena")
+        while True:
+            evicts = self.cache.demand(region, nbytes, self.now)
+            if not evicts:
+                return None
+            for evict in evicts:
+                self.evict(cast(Evict, evict))
+            offset = self.allocate("arena", nbytes)
+            if offset is not None:
+                return offset

@@ -99,15 +99,6 @@ def find_fault(folder: Path) -> Fault | None:
     return None
 
 
-def stored_bytes(folder: Path) -> dict[str, int]:
-    """Bytes of tensors by the safetensors name of their dtype. For a folder without faults."""
-    total: dict[str, int] = {}
-    for file in folder.glob("*.safetensors"):
-        for dtype, nbytes in _header(file).nbytes.items():
-            total[dtype] = total.get(dtype, 0) + nbytes
-    return total
-
-
 class _Faulty(Exception):
     def __init__(self, fault: Fault):
         super().__init__(str(fault))
@@ -117,8 +108,6 @@ class _Faulty(Exception):
 @dataclass(frozen=True, slots=True)
 class _Header:
     names: frozenset[str]
-    #: By dtype.
-    nbytes: Mapping[str, int]
     #: Name and dtype of a parameter that holds integers.
     integer: tuple[str, str] | None
 
@@ -143,7 +132,6 @@ def _read_header(file: Path, size: int, mtime_ns: int) -> _Header:
     header = _json_object(file, text, "a header")
     header.pop("__metadata__", None)
     spans, names = [], frozenset(header)
-    total: dict[str, int] = {}
     integer = None
     for name, entry in header.items():
         dtype, shape, start, end = _entry(file, name, entry)
@@ -157,7 +145,6 @@ def _read_header(file: Path, size: int, mtime_ns: int) -> _Header:
                 )
             )
         spans.append((start, end, name))
-        total[dtype] = total.get(dtype, 0) + end - start
         if dtype in INTEGER and integer is None and _is_parameter(name, shape):
             integer = (name, dtype)
     position = 0
@@ -172,7 +159,7 @@ def _read_header(file: Path, size: int, mtime_ns: int) -> _Header:
         raise _Faulty(Fault(file, f"ends after {size} of {whole} bytes"))
     if size > whole:
         raise _Faulty(Fault(file, f"has {size - whole} bytes after its end at {whole}"))
-    return _Header(names, total, integer)
+    return _Header(names, integer)
 
 
 def _entry(file: Path, name: str, entry: Any) -> tuple[str, list[int], int, int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,9 +13,7 @@ from typing import Any
 from .. import shapes
 from ..errors import LoadError
 from . import hub
-from .checkpoint import check_checkpoint, stored_bytes
-
-logger = logging.getLogger(__name__)
+from .checkpoint import check_checkpoint
 
 #: Packaged models by name, with the defaults they were trained for.
 PACKAGED: dict[str, dict[str, Any]] = {
@@ -30,11 +27,6 @@ PACKAGED: dict[str, dict[str, Any]] = {
 }
 
 DTYPES = ("float32", "bfloat16", "float16")
-#: The same as safetensors calls them.
-_STORED = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
-
-#: Folders and dtypes of which the log of this process says that their copy is private.
-_told: set[tuple[Path, str]] = set()
 
 
 @dataclass(frozen=True)
@@ -103,7 +95,6 @@ def load_component(source: str, class_name: str, dtype: str | None) -> Any:
     folder = read_component(source, weights=True)
     check_checkpoint(folder.path, source, class_name)
     dtype = dtype or _stored_in(folder.path)
-    _tell_of_private_copy(folder.path, dtype)
     try:
         return getattr(diffusers, class_name).from_pretrained(
             str(folder.path), torch_dtype=getattr(torch, dtype)
@@ -171,13 +162,11 @@ def load_parts(source: str, parts: set[str], dtype: str | None) -> Any:
         for part, value in folder.index.items()
         if isinstance(value, list) and part not in parts
     }
-    models = [part for part in sorted(parts) if _is_model(folder, part)]
-    for part in models:
-        check_checkpoint(folder.path / part, source)
+    for part in sorted(parts):
+        if _is_model(folder, part):
+            check_checkpoint(folder.path / part, source)
     if dtype is None:
         dtype = stored_dtype(folder)
-    for part in models:
-        _tell_of_private_copy(folder.path / part, dtype)
     pipeline_class = getattr(diffusers, folder.pipeline_class)
     try:
         pipeline = pipeline_class.from_pretrained(
@@ -194,18 +183,6 @@ def load_parts(source: str, parts: set[str], dtype: str | None) -> Any:
 
 def _is_model(folder: DiffusersFolder, part: str) -> bool:
     return (folder.path / part / "config.json").is_file() and not part.startswith("tokenizer")
-
-
-def _tell_of_private_copy(path: Path, dtype: str) -> None:
-    stored = stored_bytes(path)
-    converted = {name: stored[name] for name in _STORED.keys() & stored if _STORED[name] != dtype}
-    if converted and (path, dtype) not in _told:
-        _told.add((path, dtype))
-        logger.warning(
-            "%s: %.1f MB stored as %s are converted to %s: every worker of this node has a copy of "
-            "its own; store the model in %s to let them share the file's pages",
-            *(path, sum(converted.values()) / 1e6, " and ".join(sorted(converted)), dtype, dtype),
-        )
 
 
 def stored_dtype(folder: DiffusersFolder) -> str:

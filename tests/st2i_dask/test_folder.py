@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import pickle
 import shutil
@@ -224,43 +223,6 @@ def test_a_part_that_was_cut_short_is_refused_by_file(path, alone):
     os.truncate(file, file.stat().st_size - 1)
     message = refused(lambda: load_parts(str(path), {"vae", "transformer", "tokenizer"}, None))
     assert f"transformer cannot be loaded: {file} ends after" in message
-
-
-# ---------------------------------------------------------------- copies that are not shared
-
-
-def private(caplog):
-    """What the log says of private copies since last asked."""
-    found = [r for r in caplog.records if "a copy of its own" in r.getMessage()]
-    assert all(record.levelno == logging.WARNING for record in found)
-    caplog.clear()
-    return [record.getMessage() for record in found]
-
-
-def test_converting_weights_is_said_once_in_the_log(alone, caplog):
-    load_component(str(alone), "AutoencoderKL", None)
-    load_component(str(alone), "AutoencoderKL", "bfloat16")
-    assert private(caplog) == []
-    load_component(str(alone), "AutoencoderKL", "float32")
-    (message,) = private(caplog)
-    assert f"{alone}: 0.0 MB stored as BF16 are converted to float32" in message
-    assert "store the model in float32 to let them share the file's pages" in message
-    load_component(str(alone), "AutoencoderKL", "float32")
-    assert private(caplog) == []
-    load_component(str(alone), "AutoencoderKL", "float16")
-    assert len(private(caplog)) == 1, "another dtype is another copy"
-
-
-def test_parts_of_a_pipeline_are_told_apart(tmp_path, caplog):
-    if not shapes.PIPELINE.is_dir():
-        pytest.skip("its weights are not here")
-    copy = shutil.copytree(shapes.PIPELINE, tmp_path / "shapes")
-    load_parts(str(copy), {"vae", "text_encoder", "tokenizer"}, None)
-    assert private(caplog) == [], "float16, as stored"
-    load_parts(str(copy), {"vae", "text_encoder", "tokenizer"}, "float32")
-    first, second = private(caplog)
-    assert f"{copy / 'text_encoder'}: 0.1 MB stored as F16 are converted to float32" in first
-    assert f"{copy / 'vae'}: 2.0 MB stored as F16 are converted to float32" in second
 
 
 # ---------------------------------------------------------------- dtypes

@@ -88,7 +88,7 @@ class _Merging:
         if isinstance(unit, nn.Parameter):
             layer, parameters = ROOT, iter([(name, unit)])
         else:
-            layer, parameters = name, unit.named_parameters(name, remove_duplicate=False)
+            layer, parameters = name, unit.named_parameters(name)
             self._modules[layer] = {id(unit): unit}
             self._parameters[layer] = {}
         for place, parameter in parameters:

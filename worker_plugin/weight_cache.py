@@ -217,6 +217,8 @@ class WeightCache:
     def trim(self, weights: str, layers: int, now: float) -> Instructions:
         """Evict the layers of idle weights from that one on, in order of execution."""
         known = self._known(weights)
+        if layers < 0:
+            raise PolicyError(f"trim of weights {weights!r} to {layers} layers; give at least 0")
         if known.users:
             return []
         gone = [(known, layer) for layer in reversed(known.order[layers:])]
@@ -227,7 +229,7 @@ class WeightCache:
         if run in self._runs.active:
             raise PolicyError(f"run {run} has already begun; end it first")
         known = tuple(dict.fromkeys(self._known(name) for name in weights))
-        self._loads.turns[run] = self._runs.begin(run, known, now)
+        self._runs.begin(run, known, now)
         evicts: Instructions = []
         if self.mode == "nocache":
             units = {w.unit for w in known}
@@ -288,7 +290,6 @@ class WeightCache:
         """Unpins whatever it holds."""
         ended = self._run(run)
         self._runs.end(ended, now)
-        del self._loads.turns[run]
         self._loads.freed()
         evicts: Instructions = []
         if self.mode == "pipelined":
@@ -364,7 +365,6 @@ class WeightCache:
     def _check(self) -> None:
         self._books._check()
         self._runs._check()
-        self._loads._check()
 
 
 def _take_one(counts: dict[tuple[str, int], int], key: tuple[str, int]) -> None:

@@ -19,7 +19,7 @@ class Loads:
 
     def __init__(self, books: Books, runs: Runs):
         self.books, self.runs = books, runs
-        self.turns: dict[int, Run] = {}  # whose load was longest ago first
+        self._loads = 0
         self._for: Run | None = None  # whose load is outstanding
         # Regions where that load found no gap, and loads that found none anywhere until then.
         self._refused: set[Region] = set()
@@ -30,12 +30,12 @@ class Loads:
         if self.books.loading is not None:
             return []
         wants = []
-        for run in self.turns.values():
+        for run in self.runs:
             want = self._wanted(run)
             if want is not None:
                 wants.append(want)
         if len(wants) > 1:
-            wants.sort(key=lambda want: not want.urgent)
+            wants.sort(key=lambda want: (not want.urgent, want.run.turn))
         for want in wants:
             if (want.weights.name, want.layer) in self._stuck:
                 continue
@@ -137,8 +137,8 @@ class Loads:
     def _load(self, want: Want, region: Region) -> Instructions:
         self.books.place(want.weights, want.layer, region)
         self._for = want.run
-        del self.turns[want.run.number]
-        self.turns[want.run.number] = want.run
+        self._loads += 1
+        want.run.turn = self._loads
         return [Load(want.weights.name, want.layer, region)]
 
     def _repack(self, run: Run) -> Instructions | None:
@@ -197,6 +197,3 @@ class Loads:
                     ]
                 )
         return done
-
-    def _check(self) -> None:
-        assert self.turns == self.runs.active

@@ -28,6 +28,7 @@ class Run:
         self.admitted = False  # its kept layers are pinned where resident
         self.complete = False  # it is, and all of them are
         self.repacked = False
+        self.turn = 0  # number of its last load
         self.held: dict[tuple[str, int], int] = {}  # entered and pinned, how many times
         self.waits: dict[tuple[str, int], int] = {}  # entered and not pinned yet
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 import random
 import time
 from collections.abc import Iterator, Sequence
@@ -160,21 +161,24 @@ def packed(shapes: Shapes) -> int:
 def run(seconds: float = SECONDS, rival_seconds: float = RIVAL_SECONDS) -> dict[str, Any]:
     """`failed`: allocations that found no gap though the free bytes of their region would do.
 
-    `fill`: bytes of weights and tensors per byte of memory, on average. `extra_loading`: bytes loaded
-    per request over those of `paged_both`, over the rivals' time.
+    `fill`: bytes of weights and tensors per byte of memory, on average since it was full. Rivals serve
+    the same requests, as many as `paged_both` serves in its time; `extra_loading`: what they load more.
     """
     figures = Churn().run(seconds)
-    rivals = {name: Churn(**options).run(rival_seconds) for name, options in RIVALS.items()}
-    ideal = rivals["paged_both"]["request_bytes"]
+    ideal = Churn(**IDEAL).run(rival_seconds)
+    rivals = {
+        name: Churn(**options).run(math.inf, ideal["requests"]) for name, options in RIVALS.items()
+    }
+    rivals["paged_both"] = ideal
     for rival in rivals.values():
-        rival["extra_loading"] = round(rival["request_bytes"] / ideal - 1, 4)
+        rival["extra_loading"] = round(rival["request_bytes"] / ideal["request_bytes"] - 1, 4)
     return {**figures, "extra_loading": rivals["same"]["extra_loading"], **rivals}
 
 
 #: What `Churn` is asked for.
+IDEAL: dict[str, Any] = {"paged": REGIONS}
 RIVALS: dict[str, dict[str, Any]] = {
     "same": {},
-    "paged_both": {"paged": REGIONS},
     "arena_first": {"swapped": True},
     "per_tensor": {"per_tensor": True},
     "buddy": {"kind": "buddy"},
@@ -277,12 +281,12 @@ class Churn:
         self.loaded_at = 0.0
         self.filled = self.samples = 0
 
-    def run(self, seconds: float) -> dict[str, Any]:
+    def run(self, seconds: float, requests: float = math.inf) -> dict[str, Any]:
         names = list(self.models)
         popularity = list(itertools.accumulate(1 / rank**ZIPF for rank in range(1, len(names) + 1)))
         started = time.perf_counter()
         for number in itertools.count():
-            if self.now >= seconds:
+            if self.now >= seconds or number >= requests:
                 break
             name = self.chance.choices(names, cum_weights=popularity)[0]
             self.request(number, name)
@@ -357,8 +361,9 @@ class Churn:
         assert load is not None
         self.counts["loads"] += 1
         self.counts["loaded_bytes"] += self.sizes[load.weights][load.layer]
-        self.filled += sum(region.weights + region.tensors for region in self.regions.values())
-        self.samples += 1
+        if self.counts["evicted_bytes"]:
+            self.filled += sum(r.weights + r.tensors for r in self.regions.values())
+            self.samples += 1
         self.obey(self.cache.loaded(load.weights, load.layer, self.now))
 
     def evict(self, evict: Evict) -> None:

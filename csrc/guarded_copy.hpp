@@ -8,7 +8,7 @@
 #include <mutex>
 #include <system_error>
 
-#include "paged_copy.hpp"
+#include "copy.hpp"
 
 namespace st2i {
 
@@ -51,7 +51,7 @@ inline void install() {
 
 }  // namespace guard
 
-// As paged_copy. std::system_error (EFAULT) where the source has no memory behind it any more; the
+// Of what is in no cache. std::system_error (EFAULT) where the source has no memory behind it any more; the
 // destination's content is worth nothing then. Bus errors elsewhere go to whoever handled them before.
 inline void guarded_copy(char *to, const char *from, std::uint64_t nbytes) {
   guard::install();
@@ -64,7 +64,7 @@ inline void guarded_copy(char *to, const char *from, std::uint64_t nbytes) {
   }
   guard::copying = &range;
   std::atomic_signal_fence(std::memory_order_seq_cst);  // the copy stays between the two
-  paged_copy(to, from, nbytes);
+  copy_bytes(to, from, nbytes, kColdStreamFrom);
   std::atomic_signal_fence(std::memory_order_seq_cst);
   guard::copying = nullptr;
 }

@@ -171,13 +171,16 @@ def test_a_layer_waits_for_the_roots_too(driver):
 
 
 def test_a_run_that_waits_comes_before_one_ahead_of_need(driver):
-    d = driver(200, a=[10] * 6, b=[10] * 2)
+    d = driver(200, a=[10] * 6, b=[10] * 3)
     d.hold = True
     d.tell("begin", 1, ["a"])
     d.tell("begin", 2, ["b"])
-    d.tell("enter", 2, "b", 1)
     d.report("loaded")
-    assert d.seen() == ["+a0", "+b1"]
+    d.report("loaded")
+    assert d.seen() == ["+a0", "+b0", "+a1"]
+    d.tell("enter", 1, "a", 5)
+    d.report("loaded")
+    assert d.seen() == ["+a5"], "it is the other's turn, but that one does not wait"
     d.tell("end", 1)
     d.tell("end", 2)
 
@@ -377,6 +380,19 @@ def test_no_gap_goes_to_the_other_region_first(driver):
     d.report("no_room")
     assert d.log == [Load("a", 0, "framework"), Load("a", 0, "arena")]
     d.tell("end", 1)
+
+
+def test_no_gap_goes_over_victims_in_the_other_region_before_more_in_that_one(driver):
+    d = driver(20, 20, a=[10, 10], b=[20], c=[10])
+    d.run(1, "a")
+    d.run(2, "b")
+    d.seen()
+    d.hold = True
+    d.tell("begin", 3, ["c"])
+    d.report("no_room")
+    d.report("no_room")
+    assert d.seen() == ["-a1", "+c0", "-b0", "+c0", "-a0", "+c0"]
+    d.tell("end", 3)
 
 
 def test_no_gap_evicts_the_next_victim_each_time_and_ends(driver):
@@ -707,15 +723,17 @@ def test_two_whole_models_do_not_block_each_other(driver, mode):
     d.tell("end", 2)
 
 
-def test_whole_models_that_lie_in_the_way_of_their_own_are_packed_anew(driver):
-    d = driver(10, 10, mode="mcache", a=[3, 3], b=[7, 7, 3])
+def test_a_whole_model_whose_layers_lie_in_the_way_of_its_own_is_packed_anew(driver):
+    d = driver(20, 20, mode="mcache", a=[3], b=[5, 7, 7, 9, 9])
     d.tell("begin", 1, ["a"])
     d.tell("begin", 2, ["b"])
     d.tell("enter", 2, "b", 0)
     assert d.cache.waiting(2)
+    d.seen()
     d.tell("end", 1)
     assert not d.cache.waiting(2)
-    assert d.resident("b") == "xxx"
+    assert d.resident("b") == "xxxxx"
+    assert sorted(s for s in d.seen() if s[0] == "-") == ["-a0", "-b1", "-b2", "-b3", "-b4"]
     d.tell("end", 2)
 
 

@@ -16,10 +16,14 @@ class Lease:
     Belongs to the thread that asked for it; hooks of other threads find it through the store.
     """
 
-    def __init__(self, number: int, skeleton: Skeleton, bucket: str):
+    def __init__(self, number: int, skeleton: Skeleton, bucket: str, outer: Lease | None = None):
         self.number = number
         self.skeleton = skeleton
         self.bucket = bucket
+        #: The one within which this thread has asked for it.
+        self.outer = outer
+        #: Ids of the weights that it may run, in order.
+        self.ids = dict.fromkeys(weights.id for weights in skeleton.weights)
         self.load_s = self.stalled_s = 0.0
         #: Everything is resident and stays so until the lease ends: hooks have nothing to do.
         self.held = False

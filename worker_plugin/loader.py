@@ -9,6 +9,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -75,20 +76,29 @@ class Loader:
 
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:
-            load, weights = item
+            self._carry_out(*item)
             del item
-            try:
-                start = time.perf_counter()
-                buffer = self._allocate(load.region, weights.sizes[load.layer])
-                if buffer is None:
-                    self._no_room(load)
-                    continue
-                self._copy(weights, load.layer, buffer.tensor)
-                self._loaded(load, buffer, time.perf_counter() - start)
-                del buffer
-            except Exception as error:
-                self._failed(load, error)
-            del load, weights
+
+    def _carry_out(self, load: Load, weights: ModelWeights) -> None:
+        start = time.perf_counter()
+        try:
+            buffer = self._filled(load, weights)
+        except Exception as error:
+            # Whoever keeps the error keeps its frames, and with them the layer's memory.
+            traceback.clear_frames(error.__traceback__)
+            self._failed(load, error)
+            return
+        if buffer is None:
+            self._no_room(load)
+        else:
+            self._loaded(load, buffer, time.perf_counter() - start)
+
+    def _filled(self, load: Load, weights: ModelWeights) -> Buffer | None:
+        """None: there is no room."""
+        buffer = self._allocate(load.region, weights.sizes[load.layer])
+        if buffer is not None:
+            self._copy(weights, load.layer, buffer.tensor)
+        return buffer
 
     def _copy(self, weights: ModelWeights, layer: int, into: Any) -> None:
         assert weights.table is not None

@@ -49,7 +49,8 @@ class Residency:
         figures.runs += 1
         figures.hits += all(resident)
         if figures.bucket != bucket:
-            figures.bucket, figures.missing = bucket, None
+            figures.bucket = bucket
+            self._change(figures)
         prefix = self._profiles.prefix(self.key(weights, bucket))
         profile = self._profiles.get(self.key(weights, bucket))
         figures.began_with_prefix = (

@@ -8,26 +8,30 @@ it is there as long as the skeleton is.
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from st2i_dask.errors import LoadError
 from st2i_dask.outputs import is_tensor
 
 from .content import ContentIds, Source
 from .content import FileIdentity as ContentFile
 from .layer_table import LayerTable
 from .layers import ROOT, Layer, divide
-from .mappings import FileIdentity, file_ranges
+from .mappings import SUFFIX, FileIdentity, file_ranges
 from .stored import Stored, converted
 
 #: What is held beside virtual weights is left out of the books below this share of them.
 NEGLIGIBLE = 0.01
+# Of a module whose parameters follow a table.
+_TAKEN = "_st2i_taken"
 
 
-@dataclass
+@dataclass(eq=False)
 class ModelWeights:
     """One module's weights on this worker; several skeletons may have them.
 
@@ -52,7 +56,7 @@ class ModelWeights:
         return {stored.range.file for layer in self.sources for stored in layer}
 
 
-@dataclass
+@dataclass(eq=False)
 class Part:
     """A virtual module of a skeleton. bound: what its weights' table knows it by."""
 
@@ -61,7 +65,7 @@ class Part:
     bound: Any
 
 
-@dataclass
+@dataclass(eq=False)
 class Skeleton:
     """One loaded ModelFn. key: its model_key and its unit, which keeps it apart from others (see
     WeightStore). stale: its files have changed; nobody gets it any more. handles: of its hooks."""
@@ -93,14 +97,13 @@ class Found:
 
 
 def find_virtual(components: Mapping[str, Any], ids: ContentIds) -> list[Found]:
-    """The modules whose weights lie in files. Nothing is changed."""
+    """The modules whose weights lie in files; those that share parameters count as one. Nothing is
+    changed. LoadError for a module that is in use already: its weights are where its table says."""
     found = []
-    for module in _modules(components):
-        layers = divide(module)
-        rest = iter(_where(module, [entry for layer in layers for entry in layer.parameters]))
+    for layers, where in _divided(_modules(components)):
         kept, sources = [], []
         for layer in layers:
-            pairs = [(entry, at) for entry in layer.parameters if (at := next(rest)) is not None]
+            pairs = [(e, at) for e in layer.parameters if (at := where[id(e[1])]) is not None]
             if pairs:
                 kept.append(replace(layer, parameters=tuple(entry for entry, _ in pairs)))
                 sources.append(tuple(at for _, at in pairs))
@@ -143,16 +146,38 @@ def make_weights(found: Found, unit: str, device: str) -> ModelWeights:
 def held_bytes(components: Mapping[str, Any], virtual: Sequence[Found]) -> int:
     """Bytes of the tensors of modules, pipelines, bare tensors and arrays that stay with the
     skeleton; shared ones once."""
-    elsewhere = {id(p) for f in virtual for layer in f.layers for _, p in layer.parameters}
     storages: dict[int, int] = {}
+    for tensor in _held(components, virtual):
+        storage = tensor.untyped_storage()
+        storages[storage.data_ptr()] = storage.nbytes()
     for part in _parts(components):
-        for tensor in _tensors(part):
-            if id(tensor) not in elsewhere:
-                storage = tensor.untyped_storage()
-                storages[storage.data_ptr()] = storage.nbytes()
         if isinstance(part, np.ndarray):
             storages[part.ctypes.data] = part.nbytes
     return sum(storages.values())
+
+
+def take_from_files(components: Mapping[str, Any], virtual: Sequence[Found]) -> None:
+    """What is held gets memory of its own where it lies in a mapped file (buffers, transposed
+    weights): reading there after the file was cut short would kill the worker."""
+    import torch
+
+    spans = _mapped_spans()
+    copies: dict[int, Any] = {}
+    for tensor in _held(components, virtual) if spans else ():
+        storage = tensor.untyped_storage()
+        address = storage.data_ptr()
+        if not any(start <= address < end for start, end in spans):
+            continue
+        if address not in copies:
+            copies[address] = storage.clone()
+        place = copies[address], tensor.storage_offset(), tensor.size(), tensor.stride()
+        tensor.data = torch.empty(0, dtype=tensor.dtype).set_(*place)
+
+
+def mark_taken(components: Mapping[str, Any]) -> None:
+    """Parameters of these modules follow tables from now on; see `find_virtual`."""
+    for module in _modules(components):
+        module.__dict__[_TAKEN] = True
 
 
 def move_held(components: Mapping[str, Any], device: str) -> None:
@@ -172,6 +197,7 @@ def install_hooks(
 ) -> list[Any]:
     """Call `enter` before and `leave` after every forward of a module that needs a layer; handles."""
     handles = []
+    enter, leave = _untraced(enter), _untraced(leave)
     for number, layer in enumerate(part.layers):
         for module in layer.modules:
 
@@ -184,6 +210,74 @@ def install_hooks(
             handles.append(module.register_forward_pre_hook(before, prepend=True))
             handles.append(module.register_forward_hook(after, always_call=True))
     return handles
+
+
+#: By id of a parameter, where it lies.
+_Places = dict[int, Stored | None]
+
+
+def _divided(modules: Sequence[Any]) -> list[tuple[list[Layer], _Places]]:
+    """The layers of each module; of modules that share parameters together, or one would evict what
+    the other executes with."""
+    groups: list[tuple[list[Layer], _Places]] = []
+    for module in modules:
+        if module.__dict__.get(_TAKEN):
+            raise LoadError(
+                f"load_model returned a {type(module).__name__} that it has returned before, or a "
+                "copy of one; its weights come and go: build a new one in every call"
+            )
+        layers = divide(module)
+        entries = [entry for layer in layers for entry in layer.parameters]
+        places = {
+            id(parameter): at
+            for (_, parameter), at in zip(entries, _where(module, entries), strict=True)
+        }
+        apart = []
+        for other, elsewhere in groups:
+            if places.keys().isdisjoint(elsewhere):
+                apart.append((other, elsewhere))
+            else:
+                layers = _joined([*other, *layers])
+                places |= {key: at for key, at in elsewhere.items() if at is not None}
+        groups = [*apart, (layers, places)]
+    return groups
+
+
+def _joined(layers: Sequence[Layer]) -> list[Layer]:
+    """Those that share parameters as one, which is a root layer if one of them is."""
+    joined: list[Layer] = []
+    for layer in layers:
+        mine = _parameter_ids([layer])
+        sharing = [i for i, e in enumerate(joined) if not mine.isdisjoint(_parameter_ids([e]))]
+        union = _union([*(joined[i] for i in sharing), layer])
+        joined = [e for i, e in enumerate(joined) if i not in sharing]
+        joined.insert(sharing[0] if sharing else len(joined), union)
+    return joined
+
+
+def _union(layers: Sequence[Layer]) -> Layer:
+    is_root = any(layer.name == ROOT for layer in layers)
+    modules = {id(module): module for layer in layers for module in layer.modules}
+    parameters: dict[int, tuple[str, Any]] = {}
+    for layer in layers:
+        for name, parameter in layer.parameters:
+            parameters.setdefault(id(parameter), (name, parameter))
+    return Layer(
+        ROOT if is_root else layers[0].name,
+        () if is_root else tuple(modules.values()),
+        tuple(parameters.values()),
+    )
+
+
+def _parameter_ids(layers: Sequence[Layer]) -> set[int]:
+    return {id(parameter) for layer in layers for _, parameter in layer.parameters}
+
+
+def _untraced(function: Any) -> Any:
+    """Compiled modules run it as it is: tracing it would be work for nothing, and its state a reason
+    to compile anew. Where nothing is compiled torch's compiler is not imported for it."""
+    dynamo = sys.modules.get("torch._dynamo")
+    return function if dynamo is None else dynamo.disable(function)
 
 
 def _modules(components: Mapping[str, Any]) -> list[Any]:
@@ -209,6 +303,22 @@ def _tensors(part: Any) -> list[Any]:
     if hasattr(part, "parameters") and hasattr(part, "buffers"):
         return [*part.parameters(), *part.buffers()]
     return []
+
+
+def _held(components: Mapping[str, Any], virtual: Sequence[Found]) -> list[Any]:
+    """Tensors that no table has."""
+    elsewhere = {i for found in virtual for i in _parameter_ids(found.layers)}
+    return [t for part in _parts(components) for t in _tensors(part) if id(t) not in elsewhere]
+
+
+def _mapped_spans() -> list[tuple[int, int]]:
+    """Addresses where this process has safetensors files mapped. Linux; elsewhere none."""
+    try:
+        with open("/proc/self/maps") as maps:
+            lines = [line.split(maxsplit=1)[0] for line in maps if SUFFIX in line]
+    except OSError:
+        return []
+    return [(int(start, 16), int(end, 16)) for start, _, end in (e.partition("-") for e in lines)]
 
 
 def _contents(layers: Sequence[Layer], sources: Sequence[tuple[Stored, ...]]) -> list[Source]:

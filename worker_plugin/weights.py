@@ -35,7 +35,9 @@ from .skeletons import (
     held_bytes,
     install_hooks,
     make_weights,
+    mark_taken,
     move_held,
+    take_from_files,
 )
 from .weight_books import Evict, Instructions, Load, Mode
 from .weight_cache import WeightCache
@@ -46,6 +48,12 @@ WAIT_SECONDS = 600.0
 TENSOR_SHARE = 0.25
 #: Models that nobody uses and that have no weights in memory are kept as skeletons, at most so many.
 SKELETONS = 256
+#: Who waits looks so often whether tensors have left the arena, seconds: nobody tells of that.
+LOOK_SECONDS = 0.02
+
+# While they build a model, the libraries change torch for the whole process (its default dtype, how
+# parameters are made): another model built at that moment would have parameters without memory.
+_building = threading.Lock()
 
 
 class WeightStore:
@@ -115,16 +123,19 @@ class WeightStore:
         unit = {"wcache": workflow, "nocache": request}.get(self.mode, "")
         start = time.perf_counter()
         skeleton, was_there = self._skeleton(model_fn, unit)
-        lease = Lease(next(self._numbers), skeleton, bucket)
+        outer = getattr(self._here, "lease", None)
+        lease = Lease(next(self._numbers), skeleton, bucket, outer)
         if not was_there:
             lease.load_s = time.perf_counter() - start
-        outer = getattr(self._here, "lease", None)
         try:
             with self._reading(skeleton):
                 self._begin(lease)
                 self._here.lease = lease
                 try:
                     yield lease
+                except BaseException:
+                    lease.timings.clear()  # it may have broken off anywhere: no measure of the model
+                    raise
                 finally:
                     self._here.lease = outer
                     self._end(lease)
@@ -134,13 +145,7 @@ class WeightStore:
     def _begin(self, lease: Lease) -> None:
         weights = lease.skeleton.weights
         with self._changed:
-            self._size_arena()
-            why = self._cache.fits(*(each.id for each in weights))
-            if why is not None:
-                raise LoadError(
-                    f"model {lease.skeleton.label} does not fit this worker: {why}; raise its "
-                    "memory with st2i.attach(client, memory_bytes=...) or use a smaller dtype"
-                )
+            self._await_fit(lease)
             for each in weights:
                 self.residency.begins(each, lease.bucket, self._cache.resident(each.id))
                 key = self.residency.key(each, lease.bucket)
@@ -150,10 +155,12 @@ class WeightStore:
             names = [each.id for each in weights]
             try:
                 self._do(self._cache.begin(lease.number, names, time.monotonic()))
+                self._changed.notify_all()
                 self._await(lease, lambda: self._cache.ready(lease.number))
             except BaseException:
                 del self._leases[lease.number]
                 self._do(self._cache.end(lease.number, time.monotonic()))
+                self._changed.notify_all()  # the next ones may be ready without a load
                 raise
             lease.held = not lease.timings and self._cache.hold(lease.number, time.monotonic())
 
@@ -197,10 +204,12 @@ class WeightStore:
     def _lease_of(self, weights: ModelWeights) -> Lease:
         """This thread's, or, in a thread that model code has started, the only one that has them."""
         lease: Lease | None = getattr(self._here, "lease", None)
-        if lease is not None and weights in lease.skeleton.weights:
-            return lease
+        while lease is not None:
+            if weights.id in lease.ids:
+                return lease
+            lease = lease.outer
         with self._changed:
-            having = [e for e in self._leases.values() if weights in e.skeleton.weights]
+            having = [e for e in self._leases.values() if weights.id in e.ids]
         if len(having) != 1:
             raise LoadError(
                 f"a model ran outside of its invocation ({len(having)} are running with its "
@@ -215,15 +224,18 @@ class WeightStore:
         start = time.perf_counter()
         lease.waits = True
         try:
-            arrived = self._changed.wait_for(
-                lambda: lease.error is not None or is_there(), self._wait_s
-            )
+            while lease.error is None and not is_there():
+                left = start + self._wait_s - time.perf_counter()
+                if left <= 0:
+                    break
+                if not self._changed.wait(min(left, LOOK_SECONDS)):
+                    self._look_again()
         finally:
             lease.waits = False
             lease.stall(start)
         if lease.error is not None:
             raise lease.error
-        if not arrived:
+        if not is_there():
             raise LoadError(
                 f"no room for model {lease.skeleton.label}: what is in use left none for "
                 f"{self._wait_s:g} s; raise the worker's memory with "
@@ -257,16 +269,13 @@ class WeightStore:
                 self._changed.notify_all()
 
     def _load(self, model_fn: ModelFn, key: str, unit: str) -> Skeleton:
-        components = model_fn.load_model(model_fn.model_path)
-        if not isinstance(components, Mapping):
-            raise LoadError(
-                f"{model_fn.name}.load_model returned {type(components).__name__}; "
-                "return a dict of components by name"
-            )
+        components = self._build(model_fn)
         virtual = find_virtual(components, self._ids)
+        take_from_files(components, virtual)
         held = held_bytes(components, virtual)
         skeleton = Skeleton(key, model_fn.model_key, repr(model_fn), unit, components, users=1)
         with self._changed:
+            mark_taken(components)
             for found in virtual:
                 weights = self._known(found, unit)
                 assert weights.table is not None
@@ -285,8 +294,31 @@ class WeightStore:
             idle = [s for s in self._skeletons.values() if not s.users]
             self._forget(idle[: max(0, len(idle) - SKELETONS)])
         if self.device != "cpu":
-            move_held(components, self.device)
+            try:
+                move_held(components, self.device)
+            except BaseException:
+                skeleton.stale = True
+                self._let_go(skeleton)
+                raise
         return skeleton
+
+    def _build(self, model_fn: ModelFn) -> Mapping[str, Any]:
+        """What load_model returns. One at a time in this process."""
+        if not _building.acquire(timeout=self._wait_s):
+            raise LoadError(
+                f"model {model_fn!r} was not read: others were being read for {self._wait_s:g} s; "
+                "see the worker's log for these loads"
+            )
+        try:
+            components = model_fn.load_model(model_fn.model_path)
+        finally:
+            _building.release()
+        if not isinstance(components, Mapping):
+            raise LoadError(
+                f"{model_fn.name}.load_model returned {type(components).__name__}; "
+                "return a dict of components by name"
+            )
+        return components
 
     def _known(self, found: Any, unit: str) -> ModelWeights:
         """The weights of a module; files that were read last are where they are copied from."""
@@ -369,6 +401,7 @@ class WeightStore:
                 # What is held came with the skeleton.
                 self.residency.loaded(weights, instruction.layer, 0.0)
                 self._do(self._cache.loaded(weights.id, instruction.layer, time.monotonic()))
+                self._changed.notify_all()
             else:
                 self._loader.submit(instruction, weights)
 
@@ -437,6 +470,39 @@ class WeightStore:
         room = max(self._cache.used("arena"), total - tensors)
         self._do(self._cache.set_capacity("arena", room, time.monotonic()))
 
+    def _await_fit(self, lease: Lease) -> None:
+        """Until its layers fit beside the tensors that the arena holds. Holds the lock; waiting lets
+        go of it. LoadError when they do not fit an empty one, or not for `wait_s` seconds."""
+        start = time.perf_counter()
+        while True:
+            self._size_arena()
+            why = self._cache.fits(*lease.ids)
+            if why is None:
+                return
+            if not self._is_arena_busy() or time.perf_counter() - start > self._wait_s:
+                raise LoadError(
+                    f"model {lease.skeleton.label} does not fit this worker: {why}; raise its "
+                    "memory with st2i.attach(client, memory_bytes=...) or use a smaller dtype"
+                )
+            self._changed.wait(LOOK_SECONDS)
+
+    def _is_arena_busy(self) -> bool:
+        """Whether tensors take more of it than weights leave them anyway."""
+        if self._arena is None:
+            return False
+        return self._arena.tensor_bytes() > int(self._arena.heap.address.nbytes * TENSOR_SHARE)
+
+    def _look_again(self) -> None:
+        """Somebody waits, and nothing is being copied: a layer that found no gap among the tensors of
+        the arena may find one now. The policy tries again when a capacity grows."""
+        if self._arena is None or self._cache.outstanding() is not None:
+            return
+        self._size_arena()
+        room = self._cache.capacity("arena")
+        for nbytes in (max(0, room - 1), room):
+            self._do(self._cache.set_capacity("arena", nbytes, time.monotonic()))
+        self._changed.notify_all()
+
     def _reclaim(self, nbytes: int) -> bool:
         """A tensor of so many bytes found no room in the arena."""
         with self._changed:
@@ -466,7 +532,7 @@ class WeightStore:
             self._arena.reclaim = None
         self._loader.close()
         with self._changed:
-            self._forget(list(self._skeletons.values()))
+            self._forget([*self._skeletons.values(), *self._retired])
         self._host.close()
         self.profiles.close()
 

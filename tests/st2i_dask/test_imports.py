@@ -23,7 +23,10 @@ PURE = (
     *("errors", "parameters", "rules", "tenants", "model_fn", "glue", "symbol", "trace", "dag"),
     *("fusion", "plan", "fingerprint"),
 )
-PURE_WORKER = ("model_cache",)
+PURE_WORKER = (
+    *("prefix", "weight_books", "weight_cache", "weight_fit", "weight_loads", "weight_runs"),
+    "weight_victims",
+)
 FORBIDDEN_IN_PURE = {
     *("dask", "distributed", "torch", "diffusers", "transformers", "asyncio", "tornado", "time"),
     *("numpy", "PIL"),

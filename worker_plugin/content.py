@@ -144,7 +144,8 @@ class ContentIds:
                 except LoadError as error:
                     # Its id is in use, so nothing else may get it: a copy met now is taken for
                     # other weights, which costs memory and is never wrong.
-                    logger.warning("weights %s cannot be compared any more: %s", quick, error)
+                    # The words only: who keeps log records must not keep the frames of the error.
+                    logger.warning("weights %s cannot be compared any more: %s", quick, str(error))
                 content.sources = None
             if content.digest == digest:
                 return ordinal

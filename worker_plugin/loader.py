@@ -27,8 +27,8 @@ from .weight_books import Load, Region
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """Memory of one layer: torch.uint8 (nbytes,). arena_bytes: of the arena's block that it is; 0: it
-    is torch's own memory."""
+    """Memory of one layer: torch.uint8 (nbytes,). arena_bytes: of the arena's block that it is, and that
+    the arena counts as weights; 0: it is torch's own memory."""
 
     tensor: Any
     arena_bytes: int = 0
@@ -97,8 +97,17 @@ class Loader:
         """None: there is no room."""
         buffer = self._allocate(load.region, weights.sizes[load.layer])
         if buffer is not None:
-            self._copy(weights, load.layer, buffer.tensor)
+            try:
+                self._copy(weights, load.layer, buffer.tensor)
+            except BaseException:
+                self._count(-buffer.arena_bytes)
+                raise
         return buffer
+
+    def _count(self, arena_bytes: int) -> None:
+        """As weights, from the start of the copy: nobody takes a layer for a tensor."""
+        if arena_bytes and self._arena is not None:
+            self._arena.count_weights(arena_bytes)
 
     def _copy(self, weights: ModelWeights, layer: int, into: Any) -> None:
         assert weights.table is not None
@@ -138,7 +147,9 @@ class Loader:
             block = self._arena.heap.allocate(nbytes)
             if block is None:
                 return None
-            return Buffer(self._arena.heap.tensor(block), -(-nbytes // GRANULE) * GRANULE)
+            arena_bytes = -(-nbytes // GRANULE) * GRANULE
+            self._count(arena_bytes)
+            return Buffer(self._arena.heap.tensor(block), arena_bytes)
         if self._device != "cpu":
             import torch
 

@@ -430,8 +430,6 @@ class WeightStore:
         with self._changed:
             weights.table.bind(load.layer, views)
             self._buffers[load.weights, load.layer] = buffer
-            if self._arena is not None and buffer.arena_bytes:
-                self._arena.count_weights(buffer.arena_bytes)
             self.residency.loaded(weights, load.layer, seconds)
             self._do(self._cache.loaded(load.weights, load.layer, time.monotonic()))
             self._over()

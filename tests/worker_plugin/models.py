@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -266,6 +267,14 @@ def resident(store, model):
     """By layer, in order of definition."""
     skeleton = next(s for s in store._skeletons.values() if s.model_key == model.model_key)
     return [there for w in skeleton.weights for there in store._cache.resident(w.id)]
+
+
+def settle(store):
+    """Until the load ahead of need that a run has left behind is over."""
+    deadline = time.monotonic() + 10
+    while store._cache.outstanding() is not None:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
 
 
 def mapped_weights():

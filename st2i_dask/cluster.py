@@ -99,7 +99,7 @@ def attach(
     if device is not None and device != "cpu":
         _check_device(client, device)
     if arena is not None or budget is not None:
-        _check_memory(client, budget, arena)
+        _check_memory(client, budget, arena, device)
 
     from scheduler_plugin.plugin import ServingSchedulerPlugin
     from worker_plugin.plugin import ServingPlugin
@@ -146,7 +146,7 @@ def _size(name: str, size: int | str | None) -> int | None:
         return None
     try:
         nbytes = 0 if isinstance(size, bool) else int(parse_bytes(size))
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         nbytes = 0
     if nbytes <= 0:
         raise AttachError(f"{name}={size!r} is not a positive size; write for example '8 GiB'")
@@ -200,8 +200,11 @@ def _device_problem(device: str) -> str | None:
     return None
 
 
-def _check_memory(client: Client, memory: int | None, arena: int | None) -> None:
-    """Before anything is registered: a tensor must fit the arena, the arena its budget."""
+def _check_memory(
+    client: Client, memory: int | None, arena: int | None, device: str | None
+) -> None:
+    """Before anything is registered: a tensor must fit the arena, the arena its budget, with room for
+    as much beside it."""
     smallest = _core.GRANULE
     if memory is not None and memory < 2 * smallest:
         raise AttachError(
@@ -210,21 +213,21 @@ def _check_memory(client: Client, memory: int | None, arena: int | None) -> None
         )
     if arena is None:
         return
-    for worker, limit in client.run(_by_value(_memory)).items():
-        whose = "the worker's memory limit"
-        if memory is not None and memory < limit:
-            limit, whose = memory, "memory_bytes"
+    whose = "the worker's budget" if memory is None else "memory_bytes"
+    for worker, budget in client.run(_by_value(_budget), device).items():
+        limit = (memory or budget) - smallest
         if not smallest <= arena <= limit:
             raise AttachError(
                 f"arena_bytes={arena:,} on worker {worker}; an arena has {smallest:,} bytes (one "
-                f"tensor) to {limit:,} bytes ({whose}); leave it out for the default"
+                f"tensor) to {limit:,} bytes ({whose} less one tensor); leave it out for the default"
             )
 
 
-def _memory(dask_worker: Any) -> int:
-    import psutil
+def _budget(device: str | None, dask_worker: Any) -> int:
+    from worker_plugin.budget import default_memory
+    from worker_plugin.plugin import default_device
 
-    return int(dask_worker.memory_manager.memory_limit or psutil.virtual_memory().total)
+    return default_memory(dask_worker, device or default_device())
 
 
 def _versions() -> dict[str, str | None]:

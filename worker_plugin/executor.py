@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import re
 import sys
+import threading
 import time
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from st2i_dask.image import finish
@@ -45,6 +47,34 @@ class Executor:
         self.store = store
         # Task programs and kinds of outputs that have been seen to pickle; bounded by clearing.
         self._sendable: set[tuple[str, Hashable]] = set()
+        self._lock = threading.Lock()
+        self._users = 0
+        #: Nothing new may run here; the models go when what runs has ended.
+        self.closing = False
+
+    @contextmanager
+    def in_use(self) -> Iterator[bool]:
+        """Whether one may run here; the models stay until the end of the body."""
+        with self._lock:
+            open_ = not self.closing
+            self._users += open_
+        try:
+            yield open_
+        finally:
+            if open_:
+                with self._lock:
+                    self._users -= 1
+                    last = self.closing and not self._users
+                if last:
+                    self.models.close()
+
+    def close(self) -> None:
+        """Give the models back: now, or in the thread of the last one who uses them."""
+        with self._lock:
+            last = not self.closing and not self._users
+            self.closing = True
+        if last:
+            self.models.close()
 
     def run(self, task: BoundTask, request: str = "", bucket: str = "") -> tuple[Any, Seconds]:
         """The task's result (TaskOutputs, or the workflow's result) and what it took.

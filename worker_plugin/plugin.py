@@ -81,23 +81,28 @@ class ServingPlugin(WorkerPlugin):
                 f"worker {worker.address} has st2i_dask {here}, the client {self.expected}; "
                 "install the same version on both"
             )
-        device = self.device or _default_device()
+        device = self.device or default_device()
         memory = self.memory_bytes or default_memory(worker, device)
         arena_bytes = self.arena_bytes or default_arena(memory)
         self.heap = WorkerHeap(worker, device, arena_bytes, self.allocator, self.nvshmem)
         heap = await self.heap.open()
-        arena = Arena(heap)
+        try:
+            arena = Arena(heap)
+            models = WeightStore(
+                memory=memory,
+                device=device,
+                arena=arena,
+                mode=self.weights,
+                host_bytes=self.host_bytes or default_host(),
+                bandwidth=self.load_bandwidth,
+                profiles=Profiles(default_folder()),
+                ids=ContentIds(_digests()),
+            )
+        except BaseException:
+            self.heap.leave()
+            heap.close()
+            raise
         self.store = TensorStore(arena)
-        models = WeightStore(
-            memory=memory,
-            device=device,
-            arena=arena,
-            mode=self.weights,
-            host_bytes=self.host_bytes or default_host(),
-            bandwidth=self.load_bandwidth,
-            profiles=Profiles(default_folder()),
-            ids=ContentIds(_digests()),
-        )
         self.executor = Executor(models, self.store)
         worker.handlers["st2i_models"] = self._models
         self.exchange = Exchange(worker, self.store)
@@ -125,7 +130,7 @@ class ServingPlugin(WorkerPlugin):
         self.pulls.stop()
         self.exchange.stop()
         worker.handlers.pop("st2i_models", None)
-        self.executor.models.close()
+        self.executor.close()
         self.heap.leave()
         self.store.arena.heap.close()
         self.heap = self.executor = self.runner = self.pulls = self.exchange = self.store = None
@@ -140,7 +145,7 @@ def _digests() -> DigestStore | None:
     return DigestStore(folder) if folder is not None else None
 
 
-def _default_device() -> str:
+def default_device() -> str:
     """'cuda' where the driver shows a device. torch is imported only if it might."""
     from pathlib import Path
 

@@ -61,6 +61,12 @@ class StepRunner:
 
     def run(self, calls: Sequence[Call], values: dict[str, Any]) -> Any:
         """The first call's result. Later calls run ahead until a yield or an error."""
+        with self._executor.in_use() as may_run:
+            if not may_run:
+                raise Reschedule  # the worker was attached anew: to its new executor
+            return self._run(calls, values)
+
+    def _run(self, calls: Sequence[Call], values: dict[str, Any]) -> Any:
         key = thread_state.key
         total = Seconds()
         done: list[Any] = []
@@ -208,7 +214,9 @@ class StepRunner:
         with self._lock:
             models = self._executor.models
             version = models.residency.version
-            if version != self._reported:
+            if self._executor.closing:
+                report["missing"] = {}  # the models go; the next executor begins with none
+            elif version != self._reported:
                 self._reported = version
                 report["missing"] = models.missing()
                 report["free_bytes"] = models.free_bytes()

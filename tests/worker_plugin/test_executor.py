@@ -252,3 +252,28 @@ def test_out_of_memory_without_anything_to_evict_fails_at_once(executor):
     with pytest.raises(torch.OutOfMemoryError):
         run_chain(executor, Hungry(failing=1))
     assert len(Hungry.attempts) == 1
+
+
+def test_models_are_given_back_when_the_last_one_who_uses_them_ends():
+    executor = make_executor(1_000_000)
+    run_chain(executor, Linear())
+    with executor.in_use() as first:
+        with executor.in_use() as second:
+            assert first
+            assert second
+            executor.close()
+        executor.close()
+        with executor.in_use() as late:
+            assert not late
+        run_chain(executor, Linear())
+        assert executor.models.models(), "in use"
+    assert not executor.models.models()
+
+
+def test_models_that_nobody_uses_are_given_back_at_once():
+    executor = make_executor(1_000_000)
+    run_chain(executor, Linear())
+    with executor.in_use():
+        pass
+    executor.close()
+    assert not executor.models.models()

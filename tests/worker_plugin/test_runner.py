@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
-from distributed import Status
+from distributed import Reschedule, Status
 from distributed.comm import CommClosedError
 from distributed.worker import thread_state
 from distributed.worker_state_machine import FreeKeysEvent, UpdateDataEvent
@@ -70,6 +71,11 @@ class FakeExecutor:
             residency=self.residency, missing=lambda: {"m": 0.5}, free_bytes=lambda: 7
         )
         self.belongs = None
+        self.closing = False
+
+    @contextmanager
+    def in_use(self):
+        yield not self.closing
 
     def run(self, task, request, bucket):
         self.belongs = request, bucket
@@ -147,6 +153,16 @@ def test_what_is_resident_is_told_when_it_changes(runner, worker, executor):
     executor.residency.version += 1
     go(runner, 1)
     assert report(worker)["missing"] == {"m": 0.5}
+
+
+def test_a_worker_attached_anew_lets_a_task_end_and_runs_no_other(runner, worker, executor):
+    """Its models go with the last task: the next executor has none of them."""
+    executor.before = lambda number: setattr(executor, "closing", True)
+    assert go(runner, 2).values == (0, ("s",))
+    assert report(worker)["missing"] == {}
+    with pytest.raises(Reschedule):
+        go(runner, 1)
+    assert executor.number == 2
 
 
 @pytest.mark.parametrize("annotations", [None, {}, {"st2i": "nonsense"}, {"st2i": {"bucket": 7}}])

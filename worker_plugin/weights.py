@@ -478,6 +478,8 @@ class WeightStore:
             if why is None:
                 return
             if not self._is_arena_busy() or time.perf_counter() - start > self._wait_s:
+                # What is held may be so because its file was replaced while it was read.
+                lease.skeleton.stale |= lease.skeleton.held is not None
                 raise LoadError(
                     f"model {lease.skeleton.label} does not fit this worker: {why}; raise its "
                     "memory with st2i.attach(client, memory_bytes=...) or use a smaller dtype"

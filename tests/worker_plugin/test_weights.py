@@ -612,6 +612,30 @@ def test_a_file_that_is_still_cut_is_refused_again_and_again(even):
             assert same(use(store, other), reference(other))
 
 
+class Replaced(Model):
+    """Its file is replaced while it is read, the first time."""
+
+    def load_model(self, model_path):
+        components = super().load_model(model_path)
+        if not os.path.exists(f"{model_path}.done"):
+            Path(f"{model_path}.done").touch()
+            damage(model_path, "replaced")
+        return components
+
+
+def test_a_file_that_is_replaced_while_it_is_read(even):
+    """All of the model is then in this process's memory; where that does not fit it is read anew."""
+    for layers in (4, 3):
+        model = even(f"a{layers}", cls=Replaced)
+        with store_of(layers * LAYER) as store:
+            if layers == 3:
+                with pytest.raises(LoadError, match="does not fit this worker"):
+                    use(store, model)
+                assert store.models() == []
+            for _ in range(3):
+                assert same(use(store, model), reference(model))
+
+
 def test_other_weights_in_the_same_file_are_used(store, even):
     model = even("a")
     old = use(store, model)

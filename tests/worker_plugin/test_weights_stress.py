@@ -194,7 +194,9 @@ def test_files_that_are_replaced_all_the_time(stress, tmp_path):
     one.run(1.5, workers=3)
     assert one.done > 5
     assert refused
-    assert all("read anew" in why or "load the model again" in why for why in refused)
+    # The last: replaced while it was read, the model lies in no file and all of it has to fit.
+    words = ("read anew", "load the model again", "does not fit this worker")
+    assert all(any(word in why for word in words) for why in refused)
     for model, kind, x, expected in one.models:
         got = None
         for _ in range(3):

@@ -1,10 +1,12 @@
 // What divides an arena: offsets only, so that the arena may be device memory. Not thread-safe.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "granule.hpp"
 
@@ -18,6 +20,11 @@ struct Statistics {  // bytes, except `blocks`
   std::uint64_t peak = 0;  // of `used`
 };
 
+struct Piece {  // bytes; a block of its own
+  std::uint64_t offset;
+  std::uint64_t nbytes;
+};
+
 class Allocator {
  public:
   virtual ~Allocator() = default;
@@ -25,18 +32,30 @@ class Allocator {
   // Offset of a block of at least `nbytes` >= 1, a multiple of kGranule; none when no gap is
   // large enough.
   std::optional<std::uint64_t> alloc(std::int64_t nbytes) {
-    if (nbytes <= 0) {
-      throw std::invalid_argument("a block of " + std::to_string(nbytes) +
-                                  " bytes was asked for; the least is 1");
-    }
-    const std::uint64_t n = granules(static_cast<std::uint64_t>(nbytes));
+    const std::uint64_t n = checked(nbytes);
     if (n > total_) return std::nullopt;
     const auto found = take(n);
     if (!found) return std::nullopt;
-    used_ += found->second;
-    if (used_ > peak_) peak_ = used_;
-    ++blocks_;
+    count(*found);
     return found->first * kGranule;
+  }
+
+  // Blocks that hold `nbytes` >= 1 together, as few as possible: one where a gap is large enough, else
+  // the longest gaps whole and then a part of another. The last is as long as is left to hold. None
+  // when all that is free is too little.
+  std::optional<std::vector<Piece>> alloc_scattered(std::int64_t nbytes) {
+    std::uint64_t n = checked(nbytes);
+    if (n > total_ - used_) return std::nullopt;
+    std::vector<Piece> pieces;
+    while (n > 0) {
+      const std::uint64_t part = std::min(n, largest());
+      const auto found = take(part);
+      invariant(found.has_value(), "the longest gap is not there");
+      count(*found);
+      pieces.push_back({found->first * kGranule, part * kGranule});
+      n -= part;
+    }
+    return pieces;
   }
 
   void free(std::uint64_t offset) {
@@ -93,6 +112,20 @@ class Allocator {
   std::uint64_t total_ = 0;
 
  private:
+  static std::uint64_t checked(std::int64_t nbytes) {
+    if (nbytes <= 0) {
+      throw std::invalid_argument("a block of " + std::to_string(nbytes) +
+                                  " bytes was asked for; the least is 1");
+    }
+    return granules(static_cast<std::uint64_t>(nbytes));
+  }
+
+  void count(const Range &taken) {
+    used_ += taken.second;
+    if (used_ > peak_) peak_ = used_;
+    ++blocks_;
+  }
+
   std::uint64_t used_ = 0, peak_ = 0, blocks_ = 0;
 };
 

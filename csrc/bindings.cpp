@@ -2,15 +2,18 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/vector.h>
 
 #include "allocators.hpp"
 #include "guarded_copy.hpp"
 #include "heap.hpp"
 #include "peer.hpp"
 #include "scan.hpp"
+#include "scattered.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -59,11 +62,52 @@ std::uint32_t value_of(const Owner &owner, std::int64_t word) {
   return owner.word(word).load(std::memory_order_acquire);
 }
 
-// The array's owner is the Python object of the block.
+// The array's owner is the Python object.
+Bytes array_over(char *data, std::uint64_t nbytes, nb::handle self) {
+  const std::size_t shape[1] = {nbytes};
+  return Bytes(data, 1, shape, self, nullptr, nb::dtype<std::uint8_t>(), nb::device::cpu::value);
+}
+
 Bytes array_of(nb::handle_t<Block> self) {
   const Block &block = *nb::inst_ptr<Block>(self);
-  const std::size_t shape[1] = {block.nbytes};
-  return Bytes(block.data(), 1, shape, self, nullptr, nb::dtype<std::uint8_t>(), nb::device::cpu::value);
+  return array_over(block.data(), block.nbytes, self);
+}
+
+// Dies without the GIL: unmapping takes milliseconds. Lives and dies with it held. Its own memory is
+// let go of with it held, so that no other object can be there before nanobind has forgotten this one.
+struct HeldScattered {
+  explicit HeldScattered(std::unique_ptr<Scattered> it) : it(std::move(it)) {}
+  HeldScattered(const HeldScattered &) = delete;
+  HeldScattered &operator=(const HeldScattered &) = delete;
+  ~HeldScattered() {
+    const nb::gil_scoped_release unlocked;
+    it.reset();
+  }
+
+  std::unique_ptr<Scattered> it;
+};
+
+std::unique_ptr<HeldScattered> allocate_scattered(Heap &heap, std::int64_t nbytes) {
+  std::unique_ptr<Scattered> made;
+  {
+    const nb::gil_scoped_release unlocked;
+    made = Scattered::allocate(heap, nbytes);
+  }
+  return made ? std::make_unique<HeldScattered>(std::move(made)) : nullptr;
+}
+
+Bytes array_of_scattered(nb::handle_t<HeldScattered> self) {
+  const Scattered &scattered = *nb::inst_ptr<HeldScattered>(self)->it;
+  return array_over(scattered.data(), scattered.nbytes, self);
+}
+
+std::optional<std::vector<std::pair<std::uint64_t, std::uint64_t>>> alloc_scattered(
+    Allocator &self, std::int64_t nbytes) {
+  const auto pieces = self.alloc_scattered(nbytes);
+  if (!pieces) return std::nullopt;
+  std::vector<std::pair<std::uint64_t, std::uint64_t>> found;
+  for (const Piece &piece : *pieces) found.emplace_back(piece.offset, piece.nbytes);
+  return found;
 }
 
 void bind_scan(nb::module_ &m) {
@@ -100,6 +144,7 @@ void bind_allocator(nb::module_ &m) {
            "nbytes"_a, "kind"_a = "best_fit")
       .def_prop_ro("nbytes", &Allocator::nbytes)
       .def("alloc", &Allocator::alloc, "nbytes"_a)
+      .def("alloc_scattered", &alloc_scattered, "nbytes"_a)
       .def("free", &Allocator::free, "offset"_a)
       .def("statistics", [](const Allocator &self) { return as_dict(self.statistics()); })
       .def("_check", &Allocator::check);
@@ -111,6 +156,17 @@ void bind_heap(nb::module_ &m) {
       .def_ro("nbytes", &Block::nbytes)
       .def_ro("generation", &Block::generation)
       .def("array", &array_of, "The bytes, without a copy.");
+  nb::class_<HeldScattered>(m, "Scattered", "Memory of a heap in several blocks, freed with its last view.")
+      .def_prop_ro("nbytes", [](const HeldScattered &self) { return self.it->nbytes; })
+      .def_prop_ro("pieces",
+                   [](const HeldScattered &self) {
+                     std::vector<std::pair<std::uint64_t, std::uint64_t>> found;
+                     for (const auto &block : self.it->blocks()) {
+                       found.emplace_back(block->offset, block->nbytes);
+                     }
+                     return found;
+                   })
+      .def("array", &array_of_scattered, "The bytes, without a copy.");
   nb::class_<Heap>(m, "Heap", "A process's own part of a symmetric heap in host memory.")
       .def(nb::new_(&Heap::create), "nbytes"_a, "name"_a, "allocator"_a = "best_fit",
            "poison"_a = false)
@@ -121,6 +177,7 @@ void bind_heap(nb::module_ &m) {
       .def_prop_ro("base",
                    [](const Heap &self) { return reinterpret_cast<std::uint64_t>(self.payload()); })
       .def("allocate", &Heap::allocate, "nbytes"_a, NoGil())
+      .def("allocate_scattered", &allocate_scattered, "nbytes"_a)
       .def("find", &Heap::find, "address"_a)
       .def("statistics",
            [](const Heap &self) {

@@ -9,6 +9,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "allocators.hpp"
 #include "segment.hpp"
@@ -70,13 +71,36 @@ class Heap : public std::enable_shared_from_this<Heap> {
       const std::lock_guard lock(mutex_);
       const auto offset = allocator_->alloc(nbytes);
       if (!offset) return nullptr;
-      block = std::make_shared<Block>(shared_from_this(), *offset, static_cast<std::uint64_t>(nbytes),
-                                      ++last_generation_);
-      live_[*offset] = block;
+      block = add(*offset, static_cast<std::uint64_t>(nbytes));
     }
-    take(block->offset + block->nbytes);
-    publish(segment_.generation(block->offset), block->generation);
+    ready(*block);
     return block;
+  }
+
+  // Blocks of `nbytes` >= 1 together, as few as possible; none when all free bytes are too few. All but
+  // the last have whole granules. See scattered.hpp.
+  std::vector<std::shared_ptr<Block>> allocate_pieces(std::int64_t nbytes) {
+    expect_owner();
+    // Outlives the lock: a block that dies takes it.
+    std::vector<std::shared_ptr<Block>> blocks;
+    {
+      const std::lock_guard lock(mutex_);
+      const auto pieces = allocator_->alloc_scattered(nbytes);
+      if (!pieces) return blocks;
+      blocks.reserve(pieces->size());
+      auto left = static_cast<std::uint64_t>(nbytes);
+      for (const Piece &piece : *pieces) {
+        blocks.push_back(add(piece.offset, std::min(left, piece.nbytes)));
+        left -= blocks.back()->nbytes;
+      }
+    }
+    for (const auto &block : blocks) ready(*block);
+    return blocks;
+  }
+
+  // Maps a block at another address, too; `at` is page-aligned and has room for its granules.
+  void map_again(const Block &block, char *at) const {
+    segment_.map_again(at, block.offset, granules(block.nbytes) * kGranule);
   }
 
   // The live block that contains the address.
@@ -143,6 +167,18 @@ class Heap : public std::enable_shared_from_this<Heap> {
                                "; this is process " + std::to_string(getpid()) +
                                ", a fork of it, and needs a heap of its own");
     }
+  }
+
+  // Under the lock.
+  std::shared_ptr<Block> add(std::uint64_t offset, std::uint64_t nbytes) {
+    auto block = std::make_shared<Block>(shared_from_this(), offset, nbytes, ++last_generation_);
+    live_[offset] = block;
+    return block;
+  }
+
+  void ready(const Block &block) {
+    take(block.offset + block.nbytes);
+    publish(segment_.generation(block.offset), block.generation);
   }
 
   void release(const Block &block) noexcept {

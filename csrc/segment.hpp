@@ -114,6 +114,15 @@ class Segment {
   std::uint64_t payload_bytes() const { return payload_bytes_; }
   char *payload() const { return start_ + payload_at_; }
 
+  // Maps bytes of the payload at another address, too, over whatever is mapped there; all three are
+  // multiples of the page size. The owner's only.
+  void map_again(char *at, std::uint64_t offset, std::uint64_t nbytes) const {
+    if (mmap(at, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd_,
+             static_cast<off_t>(payload_at_ + offset)) == MAP_FAILED) {
+      throw_errno("cannot map " + std::to_string(nbytes) + " bytes a second time");
+    }
+  }
+
   Word &word(std::uint32_t index) const {
     return reinterpret_cast<Word *>(start_ + page_size())[index];
   }

@@ -50,6 +50,11 @@ class Allocator:
     def alloc(self, nbytes: int) -> int | None:
         """Offset, bytes; None when no gap is large enough. ValueError below 1."""
 
+    def alloc_scattered(self, nbytes: int) -> list[tuple[int, int]] | None:
+        """Blocks that hold `nbytes` together, as few as possible: (offset, bytes used of it) of each,
+        longest first; each is freed by itself. None when all free bytes are too few. ValueError
+        below 1."""
+
     def free(self, offset: int) -> None:
         """ValueError unless a live block starts there."""
 
@@ -78,14 +83,32 @@ class Block:
         buffer protocol for `torch.from_dlpack` and `numpy.asarray`. Keeps the block alive."""
 
 @final
+class Scattered:
+    """Memory of a heap that is one range of addresses here and one or several blocks there, for what
+    only this process uses. Freed when this object and every view of it are gone, without the GIL. Any
+    thread. Where it is several, `Heap.find` does not find its addresses, and each has a mapping in
+    this process, of which Linux allows 65,530."""
+
+    @property
+    def nbytes(self) -> int:
+        """As asked for."""
+
+    @property
+    def pieces(self) -> list[tuple[int, int]]:
+        """Offset and bytes of each block, in the order of the range."""
+
+    def array(self) -> Any:
+        """As `Block.array`; it starts at a page."""
+
+@final
 class Heap:
     """This process's part of a symmetric heap, in shared memory without a name in any file system.
 
     nbytes: payload; at least a granule, rounded down to granules, at most the machine's memory.
     name: 1 to 200 bytes; peers must know it. allocator: as in `Allocator`. poison: fill freed
     blocks with 0xDB. ValueError for others; OSError where the system refuses. Memory is taken in
-    steps of 32 MiB as it is used. Thread-safe. In a forked child `allocate` and `allocate_word`
-    raise RuntimeError, and dying blocks free nothing.
+    steps of 32 MiB as it is used. Thread-safe. In a forked child `allocate`, `allocate_scattered` and
+    `allocate_word` raise RuntimeError, and dying blocks free nothing.
     """
 
     def __init__(
@@ -106,6 +129,11 @@ class Heap:
     def allocate(self, nbytes: int) -> Block | None:
         """None when no gap is large enough. ValueError below 1; OSError when the machine has no
         memory left. Without the GIL."""
+
+    def allocate_scattered(self, nbytes: int) -> Scattered | None:
+        """In as few blocks as possible: one where a gap is large enough. None only when the free bytes
+        are too few, counted in granules. ValueError below 1; OSError when the machine has no memory or
+        the process no mappings left, and nothing is kept then. Without the GIL."""
 
     def find(self, address: int) -> Block | None:
         """The live block that contains the address."""

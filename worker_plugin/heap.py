@@ -66,6 +66,11 @@ class SymmetricHeap(Protocol):
         """A block of at least `nbytes` >= 1; None when no gap is large enough."""
         ...
 
+    def allocate_weights(self, nbytes: int) -> Any | None:
+        """Memory for a layer of weights: torch.uint8 (nbytes,), nbytes >= 1, which only this process
+        uses; freed when its last view dies. None when there is no room. `block_of` need not find it."""
+        ...
+
     def tensor(self, block: Block) -> Any:
         """The block's bytes as a torch.uint8 tensor (nbytes,), without a copy. Keeps it alive."""
         ...

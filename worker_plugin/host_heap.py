@@ -64,6 +64,15 @@ class HostHeap:
     def allocate(self, nbytes: int) -> _core.Block | None:
         return self._heap.allocate(nbytes)
 
+    def allocate_weights(self, nbytes: int) -> Any | None:
+        """As `SymmetricHeap` says; None only when the free bytes of the heap are too few. It is one
+        range of addresses, in several blocks where no gap is large enough. OSError when the system
+        has no memory or no mappings left."""
+        import torch
+
+        scattered = self._heap.allocate_scattered(nbytes)
+        return None if scattered is None else torch.from_dlpack(scattered.array())
+
     def tensor(self, block: Block) -> Any:
         import torch
 

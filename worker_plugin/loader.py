@@ -27,8 +27,8 @@ from .weight_books import Load, Region
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """Memory of one layer: torch.uint8 (nbytes,). arena_bytes: of the arena's block that it is, and that
-    the arena counts as weights; 0: it is torch's own memory."""
+    """Memory of one layer: torch.uint8 (nbytes,). arena_bytes: of the arena, which counts them
+    as weights; 0: it is torch's own memory."""
 
     tensor: Any
     arena_bytes: int = 0
@@ -144,12 +144,15 @@ class Loader:
     def _allocate(self, region: Region, nbytes: int) -> Buffer | None:
         if region == "arena":
             assert self._arena is not None
-            block = self._arena.heap.allocate(nbytes)
-            if block is None:
-                return None
             arena_bytes = -(-nbytes // GRANULE) * GRANULE
-            self._count(arena_bytes)
-            return Buffer(self._arena.heap.tensor(block), arena_bytes)
+            self._count(arena_bytes)  # first: mapping it takes milliseconds
+            memory = None
+            try:
+                memory = self._arena.heap.allocate_weights(nbytes)
+            finally:
+                if memory is None:
+                    self._count(-arena_bytes)
+            return None if memory is None else Buffer(memory, arena_bytes)
         if self._device != "cpu":
             import torch
 

@@ -117,6 +117,12 @@ class NvshmemHeap:
             self._set_words([offset], block.generation)
             return block
 
+    def allocate_weights(self, nbytes: int) -> Any | None:
+        """As `SymmetricHeap` says, in one block: the library's memory cannot be mapped at another
+        address, so None also when the free bytes would do but no gap is large enough."""
+        block = self.allocate(nbytes)
+        return None if block is None else self.tensor(block)
+
     def tensor(self, block: Block) -> Any:
         assert isinstance(block, DeviceBlock)
         block._streams.add(self._cuda.torch_stream())

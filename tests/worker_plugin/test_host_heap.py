@@ -18,8 +18,10 @@ import torch
 from st2i_dask import _core
 from st2i_dask.errors import AttachError
 from worker_plugin import host_heap
+from worker_plugin.arena import Arena
 from worker_plugin.heap import HeapAddress, SymmetricHeap, Ticket
 from worker_plugin.host_heap import HostHeap
+from worker_plugin.tensor_store import TensorStore
 
 MIB = 1 << 20
 
@@ -45,6 +47,7 @@ import pickle, sys
 import numpy as np
 from worker_plugin.heap import Ticket
 from worker_plugin.host_heap import HostHeap
+from worker_plugin.tensor_store import TensorStore
 heap = HostHeap(64 << 20, poison=True)
 blocks = []
 def put(nbytes, seed):
@@ -129,6 +132,62 @@ def test_block_of_any_view():
     assert heap.block_of(torch.zeros(5, device="meta")) is None
     assert heap.block_of(torch.eye(3).to_sparse()) is None
     assert HostHeap(MIB).block_of(whole) is None
+
+
+def in_pieces(heap):
+    """Blocks that leave a heap no gap of two granules."""
+    blocks = []
+    while (block := heap.allocate(1)) is not None:
+        blocks.append(block)
+    return blocks[1::2]
+
+
+def test_weights_lie_in_several_blocks():
+    heap = HostHeap(16 * _core.GRANULE)
+    whole = heap.allocate_weights(3 * _core.GRANULE)
+    assert heap.block_of(whole)[1] == 0
+    del whole
+    others = in_pieces(heap)
+    weights = heap.allocate_weights(3 * _core.GRANULE + 5)
+    assert (weights.shape, weights.dtype) == ((3 * _core.GRANULE + 5,), torch.uint8)
+    assert heap.used_bytes == 12 * _core.GRANULE
+    assert heap.block_of(weights) is None
+    assert mapped(heap.address.uuid) == 5
+    assert heap.allocate_weights(4 * _core.GRANULE + 1) is None
+    view = weights[100:].view(torch.uint8)[5:]
+    del weights
+    assert heap.used_bytes == 12 * _core.GRANULE
+    del view
+    assert heap.used_bytes == 8 * _core.GRANULE
+    assert mapped(heap.address.uuid) == 1
+    del others
+    heap._check()
+
+
+def test_an_output_that_aliases_weights_is_copied_into_a_block():
+    store = TensorStore(Arena(HostHeap(32 * _core.GRANULE, poison=True)))
+    heap = store.arena.heap
+    others = in_pieces(heap)
+    weights = heap.allocate_weights(4 * _core.GRANULE)
+    parameter = weights.view(torch.float32).view(256, -1)
+    parameter.copy_(torch.arange(parameter.numel()).view_as(parameter))
+    expected = parameter.clone()
+    others.clear()
+    assert not store.holds(parameter)
+    for output in (parameter, parameter[3:200], parameter.t()):
+        kept = store.keep(output)
+        assert store.holds(kept)
+        assert torch.equal(kept, output)
+        assert store.pack(kept) is not None
+        assert store.pack(output) is None, "nobody else can read it"
+    kept = store.keep(parameter)
+    del weights, parameter, output
+    gc.collect()
+    assert mapped(heap.address.uuid) == 1
+    assert torch.equal(kept, expected)
+    del kept
+    assert heap.used_bytes == 0
+    heap._check()
 
 
 def test_pull_within_the_process_maps_nothing():

@@ -49,6 +49,19 @@ def test_an_arena_without_payload_is_refused(tmp_path, nbytes):
         attach_all([pe(tmp_path)], nbytes)
 
 
+def test_weights_lie_in_one_block(alone):
+    heap, _ = alone
+    blocks = [heap.allocate(GRANULE) for _ in range(63)]
+    del blocks[::2]
+    assert heap.allocate_weights(2 * GRANULE) is None
+    weights = heap.allocate_weights(GRANULE - 1)
+    assert (weights.shape, weights.dtype) == ((GRANULE - 1,), torch.uint8)
+    assert heap.block_of(weights)[1] == 0
+    assert heap.used_bytes == 32 * GRANULE
+    del weights
+    assert heap.used_bytes == 31 * GRANULE
+
+
 def test_a_block_lives_as_long_as_its_last_view(alone):
     heap, _ = alone
     tensor = heap.tensor(heap.allocate(1000))

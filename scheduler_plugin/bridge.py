@@ -229,6 +229,11 @@ class Bridge:
         if leftover:
             self._send(worker, op="free-keys", keys=leftover, stimulus_id=f"st2i-leftover-{key}")
 
+    def told(self, worker: str, message: dict[str, Any]) -> None:
+        if worker in self._known:
+            missing, free_bytes = message["missing"], message["free_bytes"]
+            self._tell(ev.ResidencyReported(self._clock(), worker, missing, free_bytes))
+
     def take_computed(self, ts: Any) -> tuple[Any, Result] | None:
         worker = self._ahead.worker(ts.key)
         if worker is None:

@@ -60,6 +60,10 @@ class Owner(Protocol):
         """Dask has taken the same message in."""
         ...
 
+    def told(self, worker: str, message: dict[str, Any]) -> None:
+        """The worker says which models it has: `missing` and `free_bytes`."""
+        ...
+
     def take_computed(self, ts: Any) -> tuple[Any, Result] | None:
         """The task's result and the WorkerState that computed it ahead of its turn; None: it must run."""
         ...
@@ -98,6 +102,7 @@ class Seams:
         for op, handler in self._handlers.items():
             scheduler.stream_handlers[op] = self._hearing(handler)
         scheduler.stream_handlers["st2i_ended"] = self._run_ended
+        scheduler.stream_handlers["st2i_residency"] = self._residency
         self._plain_remove_plugin = scheduler.remove_plugin
         scheduler.remove_plugin = self._remove_plugin
         self._installed = True
@@ -115,8 +120,9 @@ class Seams:
         del scheduler.stimulus_queue_slots_maybe_opened
         del scheduler.remove_plugin
         scheduler.stream_handlers.update(self._handlers)
-        # Workers may still send it, and Dask drops a worker whose message it does not know.
+        # Workers may still send them, and Dask drops a worker whose message it does not know.
         scheduler.stream_handlers["st2i_ended"] = _ignore
+        scheduler.stream_handlers["st2i_residency"] = _ignore
         scheduler.stimulus_queue_slots_maybe_opened(stimulus_id="st2i-restored")
 
     def arm(self) -> None:
@@ -212,6 +218,10 @@ class Seams:
     def _run_ended(self, *, key: Any, worker: str, **message: Any) -> None:
         self._owner.ended(key, worker, message)
         self._owner.settled(key, worker)
+        self.arm()
+
+    def _residency(self, *, worker: str, **message: Any) -> None:
+        self._owner.told(worker, message)
         self.arm()
 
     def _remove_plugin(self, name: str | None = None) -> None:

@@ -111,6 +111,7 @@ class ServingPlugin(WorkerPlugin):
         self.pulls.start()
         self.runner = StepRunner(worker, self.executor, self.pulls)
         self.runner.start()
+        self.runner.announce()
         logger.info(
             "st2i worker: device %s, budget of %s bytes, %s arena of %s of them",
             device,

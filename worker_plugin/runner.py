@@ -140,6 +140,12 @@ class StepRunner:
         self._worker.stream_handlers["st2i_yield"] = self.yield_wanted
         quicken(self._worker.batched_stream, RidingSend)
 
+    def announce(self) -> None:
+        """Tell the scheduler what is resident here: at first nothing, whatever was there before."""
+        message = {"op": "st2i_residency", **self._residency()}
+        with suppress(CommClosedError):
+            self._worker.batched_stream.send(message)
+
     def stop(self) -> None:
         self._worker.stream_handlers.pop("st2i_yield", None)
         restore(self._worker.batched_stream)
@@ -203,6 +209,10 @@ class StepRunner:
             stimulus_id = f"st2i-free-{keys[0]}"
             self._worker.handle_stimulus(FreeKeysEvent(keys=keys, stimulus_id=stimulus_id))
 
+    def _residency(self) -> dict[str, Any]:
+        models = self._executor.models
+        return {"missing": models.missing(), "free_bytes": models.free_bytes()}
+
     def _report(self, key: str, seconds: Seconds, ahead: dict[str, Any]) -> None:
         """Put what was measured on the completion message of the running task."""
         task = self._worker.state.tasks.get(key)
@@ -212,12 +222,9 @@ class StepRunner:
         if ahead:
             report["ahead"] = {name: value.__sizeof__() for name, value in ahead.items()}
         with self._lock:
-            models = self._executor.models
-            version = models.residency.version
-            if self._executor.closing:
-                report["missing"] = {}  # the models go; the next executor begins with none
-            elif version != self._reported:
+            version = self._executor.models.residency.version
+            # Once it closes its models are going; what its successor has is told by that one.
+            if version != self._reported and not self._executor.closing:
                 self._reported = version
-                report["missing"] = models.missing()
-                report["free_bytes"] = models.free_bytes()
+                report |= self._residency()
         task.metadata = {**(task.metadata or {}), "st2i": report}

@@ -156,13 +156,18 @@ def test_what_is_resident_is_told_when_it_changes(runner, worker, executor):
 
 
 def test_a_worker_attached_anew_lets_a_task_end_and_runs_no_other(runner, worker, executor):
-    """Its models go with the last task: the next executor has none of them."""
+    """Its models go with the last task: nobody is told of them."""
     executor.before = lambda number: setattr(executor, "closing", True)
     assert go(runner, 2).values == (0, ("s",))
-    assert report(worker)["missing"] == {}
+    assert "missing" not in report(worker)
     with pytest.raises(Reschedule):
         go(runner, 1)
     assert executor.number == 2
+
+
+def test_what_is_resident_can_be_announced(runner, worker):
+    runner.announce()
+    assert worker.sent == [{"op": "st2i_residency", "missing": {"m": 0.5}, "free_bytes": 7}]
 
 
 @pytest.mark.parametrize("annotations", [None, {}, {"st2i": "nonsense"}, {"st2i": {"bucket": 7}}])

@@ -129,6 +129,12 @@ def _where(module: Any, parameters: Sequence[tuple[str, Any]]) -> list[Stored | 
 def make_weights(found: Found, unit: str, device: str) -> ModelWeights:
     """The weights of a module, with a table of their own. unit: keeps them apart from others."""
     table = LayerTable(found.layers, device)
+    # Or a copy would write over what lies behind it.
+    assert all(
+        stored.dtype != slot.dtype or stored.range.nbytes == slot.nbytes
+        for slots, where in zip(table.slots, found.sources, strict=True)
+        for slot, stored in zip(slots, where, strict=True)
+    )
     roots = tuple(i for i, layer in enumerate(found.layers) if layer.name == ROOT)
     first = found.layers[0].parameters[0][1]
     architecture = _architecture(found.layers)

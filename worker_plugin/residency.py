@@ -5,12 +5,12 @@ and for people. Kept by `WeightStore`, under its lock.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from .lease import Timing
 from .prefix import exposed_s
-from .profiles import ProfileKey, Profiles
+from .profiles import Profile, ProfileKey, Profiles
 from .skeletons import ModelWeights
 
 
@@ -21,13 +21,16 @@ class _Figures:
 
     resident: list[bool]
     bucket: str = ""
+    began_whole: bool = False
     began_with_prefix: bool = False
     runs: int = 0
     hits: int = 0
     loads: int = 0
     load_s: float = 0.0
     stalled_s: float = 0.0
-    missing: float | None = field(default=None)  # None: to be worked out again
+    # None: to be worked out again
+    missing: float | None = None
+    derived: tuple[Profile | None, int | None] | None = None
 
 
 class Residency:
@@ -49,10 +52,10 @@ class Residency:
         figures.runs += 1
         figures.hits += all(resident)
         if figures.bucket != bucket:
-            figures.bucket = bucket
+            figures.bucket, figures.derived = bucket, None
             self._change(figures)
-        prefix = self._profiles.prefix(self.key(weights, bucket))
-        profile = self._profiles.get(self.key(weights, bucket))
+        figures.began_whole = all(resident)
+        profile, prefix = self._known(weights, figures)
         figures.began_with_prefix = (
             prefix is not None
             and profile is not None
@@ -67,16 +70,18 @@ class Residency:
         figures.stalled_s += stalled_s
         if weights.table is None:
             return None
-        key = self.key(weights, bucket)
-        self._profiles.observe_run(
-            key,
-            timing.compute_s() if timing is not None else None,
-            timing.order if timing is not None else (),
-            stalled_s if figures.began_with_prefix else None,
-        )
-        if timing is not None:
-            self._change(figures)
-        prefix = self._profiles.prefix(key)
+        # A run that had nothing to load says nothing of loading.
+        if timing is not None or not figures.began_whole:
+            self._profiles.observe_run(
+                self.key(weights, bucket),
+                timing.compute_s() if timing is not None else None,
+                timing.order if timing is not None else (),
+                stalled_s if figures.began_with_prefix else None,
+            )
+            if timing is not None:
+                figures.derived = None
+                self._change(figures)
+        _, prefix = self._known(weights, figures)
         return None if prefix is None else max(0, prefix - len(weights.roots))
 
     def loaded(self, weights: ModelWeights, layer: int, seconds: float) -> None:
@@ -86,6 +91,7 @@ class Residency:
         if weights.table is not None:
             figures.loads += 1
             figures.load_s += seconds
+            figures.derived = None
             key = self.key(weights, figures.bucket)
             self._profiles.observe_load(key, layer, seconds, len(weights.sizes))
 
@@ -118,6 +124,13 @@ class Residency:
             "stalled_s": max((f.stalled_s for f in found), default=0.0),
         }
 
+    def _known(self, weights: ModelWeights, figures: _Figures) -> tuple[Profile | None, int | None]:
+        """Its profile for the present bucket and the prefix that follows; kept until there is news."""
+        if figures.derived is None:
+            key = self.key(weights, figures.bucket)
+            figures.derived = self._profiles.get(key), self._profiles.prefix(key)
+        return figures.derived
+
     def _missing(self, weights: ModelWeights) -> float:
         figures = self._of(weights)
         if figures.missing is None:
@@ -125,7 +138,7 @@ class Residency:
         return figures.missing
 
     def _work_out(self, weights: ModelWeights, figures: _Figures) -> float:
-        profile = self._profiles.get(self.key(weights, figures.bucket))
+        profile, _ = self._known(weights, figures)
         if weights.table is not None and profile is not None:
             load = [profile.load_s[layer] for layer in profile.order]
             compute = [profile.compute_s[layer] for layer in profile.order]

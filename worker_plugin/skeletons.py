@@ -35,8 +35,8 @@ _TAKEN = "_st2i_taken"
 class ModelWeights:
     """One module's weights on this worker; several skeletons may have them.
 
-    table: None for what is held. sources: per layer, where its tensors come from. architecture: names
-    the shapes, for measurements that hold for all weights of that form.
+    table: None for what is held. sources: per layer, where its tensors come from; files: all of these.
+    architecture: names the shapes, for measurements that hold for all weights of that form.
     """
 
     id: str
@@ -44,16 +44,13 @@ class ModelWeights:
     roots: tuple[int, ...]
     table: LayerTable | None = None
     sources: tuple[tuple[Stored, ...], ...] = ()
+    files: frozenset[FileIdentity] = frozenset()
     architecture: str = ""
     dtype: str = ""
 
     @property
     def nbytes(self) -> int:
         return sum(self.sizes)
-
-    @property
-    def files(self) -> set[FileIdentity]:
-        return {stored.range.file for layer in self.sources for stored in layer}
 
 
 @dataclass(eq=False)
@@ -144,6 +141,7 @@ def make_weights(found: Found, unit: str, device: str) -> ModelWeights:
         roots,
         table,
         tuple(found.sources),
+        frozenset(stored.range.file for layer in found.sources for stored in layer),
         architecture,
         str(first.dtype),
     )

@@ -51,7 +51,9 @@ class Weights:
         self.root_bytes = sum(self.sizes[layer] for layer in roots)
         self.largest = max((s for i, s in enumerate(self.sizes) if i not in roots), default=0)
         self.region: list[Region | None] = [None] * len(self.sizes)
+        self.total = sum(self.sizes)
         self.pins = [0] * len(self.sizes)
+        self.holders = 0  # runs that hold all its layers
         self.users = 0  # runs that have begun and not ended
         self.last_used = 0.0
         self.nbytes: dict[Region, int] = dict.fromkeys(REGIONS, 0)
@@ -122,8 +124,16 @@ class Books:
             loading is None or loading[1] != layer or loading[0] is not weights
         )
 
+    def is_whole(self, weights: Weights) -> bool:
+        """Whether every layer is resident."""
+        there = sum(weights.nbytes.values()) == weights.total
+        return there and (self.loading is None or self.loading[0] is not weights)
+
+    def is_pinned(self, weights: Weights, layer: int) -> bool:
+        return weights.pins[layer] > 0 or weights.holders > 0
+
     def evictable(self, weights: Weights, layer: int) -> bool:
-        return not weights.pins[layer] and self.is_resident(weights, layer)
+        return not self.is_pinned(weights, layer) and self.is_resident(weights, layer)
 
     def place(self, weights: Weights, layer: int, region: Region) -> None:
         """It is being copied in."""
@@ -196,9 +206,12 @@ class Books:
             weights, layer = self.loading
             assert self.weights[weights.name] is weights
             assert weights.region[layer] is not None
-            assert not weights.pins[layer]
+            assert not self.is_pinned(weights, layer)
         for name, weights in self.weights.items():
             assert weights.name == name
             weights._check()
-            for layer, pinned in enumerate(weights.pins):
-                assert not pinned or self.is_resident(weights, layer), "a pinned layer is absent"
+            for layer in range(len(weights.sizes)):
+                there = self.is_resident(weights, layer)
+                assert there or not self.is_pinned(weights, layer), "a pinned layer is absent"
+            there = all(self.is_resident(weights, layer) for layer in range(len(weights.sizes)))
+            assert self.is_whole(weights) == there

@@ -70,7 +70,7 @@ class WeightCache:
 
     def is_pinned(self, weights: str, layer: int) -> bool:
         known, layer = self._find(weights, layer)
-        return known.pins[layer] > 0
+        return self._books.is_pinned(known, layer)
 
     def region_of(self, weights: str, layer: int) -> Region | None:
         """Where it is resident."""
@@ -277,13 +277,12 @@ class WeightCache:
         """Pin all layers of a run that waits for nothing until its end, if all are resident: it need
         not enter and leave them one by one."""
         held = self._run(run)
-        layers = [(w, layer) for w in held.weights for layer in range(len(w.sizes))]
-        if not held.complete or not all(self._books.is_resident(*pair) for pair in layers):
+        if not held.complete or not all(map(self._books.is_whole, held.weights)):
             return False
-        for w, layer in layers:
-            key = (w.name, layer)
-            held.held[key] = held.held.get(key, 0) + 1
-            w.pins[layer] += 1
+        if not held.holds:
+            held.holds = True
+            for w in held.weights:
+                w.holders += 1
         return True
 
     def end(self, run: int, now: float) -> Instructions:

@@ -29,6 +29,7 @@ class Run:
         self.complete = False  # it is, and all of them are
         self.repacked = False
         self.turn = 0  # number of its last load
+        self.holds = False  # all layers of all its weights
         self.held: dict[tuple[str, int], int] = {}  # entered and pinned, how many times
         self.waits: dict[tuple[str, int], int] = {}  # entered and not pinned yet
 
@@ -75,6 +76,7 @@ class Runs:
             run.of[name].pins[layer] -= times
         self.unpin_kept(run)
         for w in run.weights:
+            w.holders -= run.holds
             self.books.disuse(w, now)
 
     def kept(self, weights: Sequence[Weights]) -> Kept:
@@ -195,6 +197,7 @@ class Runs:
         books = self.books
         pins: dict[tuple[str, int], int] = {}
         users: dict[str, int] = {}
+        holders: dict[str, int] = {}
         for number, run in self.active.items():
             assert run.number == number
             assert run.admitted or not run.held
@@ -206,11 +209,13 @@ class Runs:
             for w in run.weights:
                 assert books.weights[w.name] is w
                 users[w.name] = users.get(w.name, 0) + 1
+                holders[w.name] = holders.get(w.name, 0) + run.holds
             for (name, layer), times in run.waits.items():
                 assert times > 0
                 assert not self.ready(run, run.of[name], layer), "it waits for what is there"
         for name, weights in books.weights.items():
             assert weights.users == users.get(name, 0)
+            assert weights.holders == holders.get(name, 0)
             for layer, pinned in enumerate(weights.pins):
                 assert pinned == pins.get((name, layer), 0)
         if self.whole:

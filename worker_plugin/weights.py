@@ -24,6 +24,7 @@ from .device_copier import retire
 from .host_tier import HostTier
 from .lease import Lease, Timing
 from .loader import Buffer, Loader
+from .mappings import FileIdentity
 from .profiles import Profiles
 from .residency import Residency
 from .skeletons import (
@@ -171,10 +172,11 @@ class WeightStore:
             for each in lease.skeleton.weights:
                 timing = lease.timings.get(each.id)
                 prefix = self.residency.ends(each, lease.bucket, timing, lease.stalled_s)
-                if each.id in self._weights and each.table is not None:
-                    if timing is not None:
-                        self._cache.set_order(each.id, timing.order)
-                    self._cache.set_prefix(each.id, prefix)
+                if lease.held or each.id not in self._weights or each.table is None:
+                    continue  # nothing was learned
+                if timing is not None:
+                    self._cache.set_order(each.id, timing.order)
+                self._cache.set_prefix(each.id, prefix)
             self._changed.notify_all()
 
     def _enter(self, weights: ModelWeights, layer: int) -> None:
@@ -327,7 +329,7 @@ class WeightStore:
         if weights is None:
             self._add(made, unit)
             return made
-        weights.sources = made.sources
+        weights.sources, weights.files = made.sources, made.files
         return weights
 
     def _add(self, weights: ModelWeights, unit: str) -> None:
@@ -343,7 +345,7 @@ class WeightStore:
     @contextmanager
     def _reading(self, skeleton: Skeleton) -> Iterator[None]:
         """Its files stay open. When one has changed the skeleton is no good any more."""
-        files = {file for part in skeleton.parts for file in part.weights.files}
+        files = frozenset[FileIdentity]().union(*(part.weights.files for part in skeleton.parts))
         try:
             self._host.acquire(files)
         except LoadError:

@@ -14,7 +14,8 @@ LAYERS = 4
 
 def weights(name="w", sizes=(10, 10, 20, 40), roots=(), virtual=True):
     table = object() if virtual else None
-    return ModelWeights(name, tuple(sizes), tuple(roots), table, (), f"form of {name}", "float32")
+    about = {"architecture": f"form of {name}", "dtype": "float32"}
+    return ModelWeights(name, tuple(sizes), tuple(roots), table, **about)
 
 
 class Measured(Timing):

@@ -33,6 +33,21 @@ class Buffer:
     tensor: Any
     arena_bytes: int = 0
 
+    def is_free(self) -> bool:
+        """Whether another layer may have it: private memory that nothing else refers to. Model code
+        may have kept a view of a weight."""
+        import torch
+
+        count = getattr(torch._C, "_storage_Use_Count", None)
+        if self.arena_bytes or self.tensor.device.type != "cpu" or count is None:
+            return False
+        # The tensor's reference, and that of the storage asked for here.
+        return bool(count(self.tensor.untyped_storage()._cdata) == 2)
+
+
+#: What to load, of which weights, into which memory if that is given.
+_Order = tuple[Load, ModelWeights, Buffer | None]
+
 
 class Loader:
     """One per worker; its thread starts with the first load. `submit` from any thread.
@@ -53,15 +68,16 @@ class Loader:
         self._device = device
         self._arena = arena
         self._loaded, self._no_room, self._failed = loaded, no_room, failed
-        self._queue: queue.SimpleQueue[tuple[Load, ModelWeights] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[_Order | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._copier: DeviceCopier | None = None
 
-    def submit(self, load: Load, weights: ModelWeights) -> None:
+    def submit(self, load: Load, weights: ModelWeights, into: Buffer | None = None) -> None:
+        """into: memory to use, of a layer that has just gone; None: fresh memory."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="st2i-loader", daemon=True)
             self._thread.start()
-        self._queue.put((load, weights))
+        self._queue.put((load, weights, into))
 
     def close(self, timeout_s: float = 30.0) -> None:
         """Finish the layer at hand, bounded, and end the thread."""
@@ -79,10 +95,10 @@ class Loader:
             self._carry_out(*item)
             del item
 
-    def _carry_out(self, load: Load, weights: ModelWeights) -> None:
+    def _carry_out(self, load: Load, weights: ModelWeights, into: Buffer | None) -> None:
         start = time.perf_counter()
         try:
-            buffer = self._filled(load, weights)
+            buffer = self._filled(load, weights, into)
         except Exception as error:
             # Whoever keeps the error keeps its frames, and with them the layer's memory.
             traceback.clear_frames(error.__traceback__)
@@ -93,9 +109,9 @@ class Loader:
         else:
             self._loaded(load, buffer, time.perf_counter() - start)
 
-    def _filled(self, load: Load, weights: ModelWeights) -> Buffer | None:
+    def _filled(self, load: Load, weights: ModelWeights, into: Buffer | None) -> Buffer | None:
         """None: there is no room."""
-        buffer = self._allocate(load.region, weights.sizes[load.layer])
+        buffer = into or self._allocate(load.region, weights.sizes[load.layer])
         if buffer is not None:
             try:
                 self._copy(weights, load.layer, buffer.tensor)

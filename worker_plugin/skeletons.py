@@ -27,6 +27,9 @@ from .stored import Stored, converted
 
 #: What is held beside virtual weights is left out of the books below this share of them.
 NEGLIGIBLE = 0.01
+#: Called with the weights and the layer that a module is about to need, or has needed.
+Hook = Callable[["ModelWeights", int], None]
+
 # Of a module whose parameters follow a table.
 _TAKEN = "_st2i_taken"
 
@@ -194,11 +197,7 @@ def move_held(components: Mapping[str, Any], device: str) -> None:
             part.to(device)  # placeholders are there already
 
 
-def install_hooks(
-    part: Part,
-    enter: Callable[[ModelWeights, int], None],
-    leave: Callable[[ModelWeights, int], None],
-) -> list[Any]:
+def install_hooks(part: Part, enter: Hook, leave: Hook) -> list[Any]:
     """Call `enter` before and `leave` after every forward of a module that needs a layer; handles."""
     handles = []
     enter, leave = _untraced(enter), _untraced(leave)

@@ -232,13 +232,13 @@ def store_of(memory, arena_bytes=0, wait_s=10.0, **options):
         store._check()
         assert not store._leases
     finally:
-        loader = store._loader._thread
+        loader = store._layers._loader._thread
         store.close()
     store._check()
-    assert not store._weights
-    assert not store._buffers
-    assert not store._skeletons
-    assert not store._retired
+    assert not store._layers._weights
+    assert not store._layers._buffers
+    assert not store._shelf._skeletons
+    assert not store._shelf._retired
     assert store._cache.used("framework") == store._cache.used("arena") == 0
     if arena is not None:
         assert arena.statistics().weights == 0
@@ -247,7 +247,7 @@ def store_of(memory, arena_bytes=0, wait_s=10.0, **options):
 
 def layer_bytes(store, model):
     """Sizes of the layers of a model that has been leased, and which of them are roots."""
-    skeletons = [s for s in store._skeletons.values() if s.model_key == model.model_key]
+    skeletons = [s for s in store._shelf._skeletons.values() if s.model_key == model.model_key]
     sizes = [size for w in skeletons[0].weights for size in w.sizes]
     roots, base = [], 0
     for w in skeletons[0].weights:
@@ -265,7 +265,7 @@ def least_budget(sizes, roots):
 
 def resident(store, model):
     """By layer, in order of definition."""
-    skeleton = next(s for s in store._skeletons.values() if s.model_key == model.model_key)
+    skeleton = next(s for s in store._shelf._skeletons.values() if s.model_key == model.model_key)
     return [there for w in skeleton.weights for there in store._cache.resident(w.id)]
 
 

@@ -20,10 +20,10 @@ loads: list[tuple[str, str]] = []
 
 
 class Blocks(torch.nn.Module):
-    def __init__(self, depth: int):
+    def __init__(self, depth: int, width: int):
         super().__init__()
         self.blocks = torch.nn.ModuleList(
-            torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(depth)
+            torch.nn.Linear(width, width, bias=False) for _ in range(depth)
         )
 
     def forward(self, x: Any) -> Any:
@@ -32,11 +32,11 @@ class Blocks(torch.nn.Module):
         return x
 
 
-def save(path: Path, depth: int, seed: int = 0) -> Path:
-    """A file with the weights of `depth` blocks of BLOCK bytes."""
+def save(path: Path, depth: int, seed: int = 0, *, width: int = WIDTH) -> Path:
+    """A file with the weights of `depth` blocks, by default of BLOCK bytes each."""
     generator = torch.Generator().manual_seed(seed)
     blocks = {
-        f"blocks.{i}.weight": torch.randn(WIDTH, WIDTH, generator=generator) / WIDTH**0.5
+        f"blocks.{i}.weight": torch.randn(width, width, generator=generator) / width**0.5
         for i in range(depth)
     }
     save_file(blocks, path)
@@ -46,7 +46,7 @@ def save(path: Path, depth: int, seed: int = 0) -> Path:
 def read(path: str | Path) -> Blocks:
     state = load_file(path)
     with torch.device("meta"):
-        blocks = Blocks(len(state))
+        blocks = Blocks(len(state), state["blocks.0.weight"].shape[0])
     blocks.load_state_dict(state, assign=True)
     return blocks
 

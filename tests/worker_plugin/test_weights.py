@@ -156,7 +156,7 @@ def test_a_model_in_use_keeps_what_it_executes(even):
         with store.lease(model) as lease:
             assert lease.held
             assert not store.relieve(LAYER)
-            assert not store._reclaim(LAYER)
+            assert not store._layers._reclaim(LAYER)
             store.trim(model, 0)
             assert all(resident(store, model))
             assert same(give(lease), reference(model))
@@ -491,8 +491,8 @@ def test_a_failing_load_leaves_nothing(store, slow, even):
     with pytest.raises(OSError, match="no such folder"), store.lease(slow("a")):
         pytest.fail("entered")
     assert store.models() == []
-    assert not store._weights
-    assert not store._loading
+    assert not store._layers._weights
+    assert not store._shelf._loading
     use(store, even("b"))
     with store.lease(slow("a")) as lease:
         assert lease.components["name"] == "a"
@@ -522,12 +522,12 @@ def test_model_code_that_raises_in_a_layer_leaves_nothing_pinned(even, error, ru
             use(store, model)
         with pytest.raises(type(error)):
             break_off(store, model, error)
-        assert not any(store._cache.is_pinned(w, layer) for w, layer in store._buffers)
+        assert not any(store._cache.is_pinned(w, layer) for w, layer in store._layers._buffers)
         assert same(use(store, other), reference(other))
         for _ in range(3):
             assert same(use(store, model), reference(model))
         # What a run that broke off did not reach is no less a layer of the model.
-        order = store._cache._books.weights[next(iter(w for w in store._weights))].executed
+        order = store._cache._books.weights[next(iter(w for w in store._layers._weights))].executed
         assert order == 4
 
 
@@ -596,8 +596,8 @@ def test_a_file_that_changes_is_an_error_and_the_model_is_read_anew(even, how, w
         for _ in range(2):
             assert same(use(store, model), good)
         assert same(use(store, other), reference(other))
-        assert not store._retired
-        assert len(store._weights) == 2
+        assert not store._shelf._retired
+        assert len(store._layers._weights) == 2
     assert model.model_path not in mapped_weights()
 
 
@@ -631,11 +631,13 @@ def test_an_old_model_goes_when_its_last_run_ends(even):
                     damage(model.model_path, "replaced")
                     assert isinstance(pool.submit(use, store, model).exception(WAIT), LoadError)
                     assert same(pool.submit(use, store, model).result(WAIT), reference(model))
-            assert [skeleton is lease.skeleton for skeleton in store._retired] == [True]
-            assert len(store._skeletons) == 1
+            assert [skeleton is lease.skeleton for skeleton in store._shelf._retired] == [True]
+            assert len(store._shelf._skeletons) == 1
             assert same(give(lease), reference(model))
-        assert not store._retired
-        assert len(store._weights) <= 2, "its weights, unless they are the same, and the tensor"
+        assert not store._shelf._retired
+        assert len(store._layers._weights) <= 2, (
+            "its weights, unless they are the same, and the tensor"
+        )
 
 
 class Replaced(Model):
@@ -672,7 +674,7 @@ def test_other_weights_in_the_same_file_are_used(store, even):
     new = use(store, model)
     assert same(new, reference(model))
     assert not same(new, old)
-    assert len(store._weights) == 1, "the old ones are gone"
+    assert len(store._layers._weights) == 1, "the old ones are gone"
 
 
 def test_a_run_of_old_weights_goes_on_beside_one_of_new(even):
@@ -690,8 +692,8 @@ def test_a_run_of_old_weights_goes_on_beside_one_of_new(even):
                 new = pool.submit(use, store, model).result(WAIT)
             assert same(give(lease), old)
             assert not same(new, old)
-        assert not store._retired
-        assert len(store._weights) == 1
+        assert not store._shelf._retired
+        assert len(store._layers._weights) == 1
 
 
 def test_an_error_of_a_load_holds_no_memory(even):

@@ -7,10 +7,12 @@ import time
 
 import numpy as np
 import pytest
+import torch
 
 import st2i_dask as st2i
 from st2i_dask.cluster import WEIGHTS
 
+from . import stacks
 from .pipelines import MIB, TIMEOUT, Pipeline, check_stores, cluster, mapped, own_memory, pids, rows
 from .tensors import fork, forked
 
@@ -223,3 +225,70 @@ def _until_loading(client, name):
     while sum(row["loads"] for row in rows(client, name)) == before:
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+class Loading(stacks.Stack):
+    """Passes over blocks that come and go: next to no compute."""
+
+    def setup_io(self):
+        self.add_input("x")
+        self.add_input("seconds")
+        self.add_output("y")
+
+    def execute(self, model_components, x, seconds):
+        until = time.monotonic() + seconds
+        value = torch.full((1, 1024), x)
+        while time.monotonic() < until:
+            model_components["blocks"](value)
+        return {"y": 0.0}
+
+
+@pytest.mark.slow
+def test_a_worker_that_loads_slows_the_steps_of_others_by_a_tenth_at_most(
+    client, folder, pipelines
+):
+    """One worker copies in blocks without a pause, at a quarter of the machine's copy bandwidth; on the
+    other one a model that is all in memory takes its steps. By turns with and without."""
+    source = np.ones(64 * MIB, np.uint8)
+    into = source.copy()
+    start = time.perf_counter()
+    for _ in range(4):
+        np.copyto(into, source)
+    bandwidth = 4 * source.nbytes / (time.perf_counter() - start)
+    st2i.attach(client, memory_bytes=16 * MIB, arena_bytes=MIB, load_bandwidth=int(bandwidth / 4))
+    width = 1024
+    path = stacks.save(folder / "blocks.safetensors", 12, width=width)  # 48 MiB
+
+    @st2i.workflow(name="weights-loading", replace=True)
+    def load(x: float, seconds: float):
+        return Loading(str(path))(x, seconds)
+
+    small, took = pipelines[0], {False: [], True: []}
+    load.submit(client, x=0.5, seconds=0.2).result(timeout=TIMEOUT)
+    small.check(small.submit(client))
+    copied = 0
+    for turn in range(24):
+        loads = bool(turn % 2)
+        before = sum(row["loads"] for row in rows(client, "Loading"))
+        if loads:
+            loading = load.submit(client, x=0.5, seconds=3.0, tenant="loading")
+            _until_loading(client, "Loading")
+        used = compute_seconds(client)
+        small.submit(client, turn, steps=16, tenant="steps").result(timeout=TIMEOUT)
+        took[loads].append(compute_seconds(client) - used)
+        if loads:
+            loading.result(timeout=TIMEOUT)
+            copied += sum(row["loads"] for row in rows(client, "Loading")) - before
+    loaded = copied * 4 * width**2 / (12 * 3.0)  # bytes/s
+    ratio = float(np.median(took[True]) / np.median(took[False]))
+    print(
+        f"\n{ratio:.3f} of the time alone, beside {loaded / 1e9:.2f} GB/s of loads; "
+        f"{bandwidth / 4e9:.2f} are allowed"
+    )
+    assert 0.5 * bandwidth / 4 < loaded < 1.05 * bandwidth / 4
+    assert ratio < 1.1
+
+
+def compute_seconds(client):
+    """Of the tenant who takes steps."""
+    return client.sync(client.scheduler.st2i_usage).get("steps", {"compute": 0.0})["compute"]

@@ -161,7 +161,7 @@ def test_any_eviction_point_gives_the_same_bits(cases, kind):
         with store_of(memory, arena_bytes) as store:
             acts = {
                 "relieve": store.relieve,
-                "reclaim": store._reclaim,
+                "reclaim": store._layers._reclaim,
                 "trim": lambda nbytes: store.trim(case.model, nbytes % 3),
             }
             points = {

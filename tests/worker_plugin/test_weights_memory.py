@@ -40,7 +40,7 @@ def test_no_more_than_the_prefix_and_two_layers_are_there(tmp_path, mode, prefix
         def look(*_):
             with store._changed:
                 books = store._cache.used("framework") + store._cache.used("arena")
-                buffers = sum(buffer.tensor.numel() for buffer in store._buffers.values())
+                buffers = sum(buffer.tensor.numel() for buffer in store._layers._buffers.values())
                 lying = arena.statistics().weights if arena else 0
             seen.append((books, buffers, lying))
 

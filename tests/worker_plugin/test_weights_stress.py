@@ -104,7 +104,7 @@ class Stress:
         if act == "relieve":
             self.store.relieve(dice.randrange(1, 3 * LAYER))
         elif act == "reclaim":
-            self.store._reclaim(dice.randrange(1, 3 * LAYER))
+            self.store._layers._reclaim(dice.randrange(1, 3 * LAYER))
         elif act == "trim":
             self.store.trim(dice.choice(self.models)[0], dice.randrange(5))
         else:
@@ -121,14 +121,14 @@ class Stress:
     def close(self):
         self.store._check()
         assert not self.store._leases
-        loader = self.store._loader._thread
+        loader = self.store._layers._loader._thread
         self.store.close()
         assert not loader.is_alive()
         gc.collect()
         assert self.arena.heap.used_bytes == 0, "a block is still held"
         assert self.arena.statistics().weights == 0
-        assert not self.store._buffers
-        assert not self.store._weights
+        assert not self.store._layers._buffers
+        assert not self.store._layers._weights
         self.arena.heap._check()
         self.arena.heap.close()
 
@@ -208,5 +208,5 @@ def test_files_that_are_replaced_all_the_time(stress, tmp_path):
                 continue
         assert got is not None
         assert same(got, expected)
-    assert not one.store._retired
+    assert not one.store._shelf._retired
     one.close()

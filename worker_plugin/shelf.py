@@ -1,0 +1,221 @@
+"""The models that this worker has read: skeletons by ModelFn, read once, kept while they are of use."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from st2i_dask.errors import LoadError
+from st2i_dask.model_fn import ModelFn
+
+from .content import ContentIds
+from .host_tier import HostTier
+from .mappings import FileIdentity
+from .resident import ResidentLayers
+from .skeletons import (
+    NEGLIGIBLE,
+    Found,
+    Hook,
+    ModelWeights,
+    Part,
+    Skeleton,
+    find_virtual,
+    held_bytes,
+    install_hooks,
+    make_weights,
+    mark_taken,
+    move_held,
+    take_from_files,
+)
+from .weight_cache import WeightCache
+
+#: Models that nobody uses and that have no weights in memory are kept as skeletons, at most so many.
+SKELETONS = 256
+
+# While they build a model, the libraries change torch for the whole process (its default dtype, how
+# parameters are made): another model built at that moment would have parameters without memory.
+_building = threading.Lock()
+
+
+class Shelf:
+    """Methods take the lock, `changed`, themselves, except those that say that it is held; it is never
+    held while a model is read."""
+
+    def __init__(
+        self,
+        cache: WeightCache,
+        layers: ResidentLayers,
+        host: HostTier,
+        ids: ContentIds,
+        device: str,
+        hooks: tuple[Hook, Hook],
+        changed: threading.Condition,
+        wait_s: float,
+    ):
+        self._cache = cache
+        self._layers = layers
+        self._host = host
+        self._ids = ids
+        self._device = device
+        self._hooks = hooks
+        self._changed = changed
+        self._wait_s = wait_s
+        self._skeletons: OrderedDict[str, Skeleton] = OrderedDict()  # least recently used first
+        self._retired: list[Skeleton] = []  # stale ones whose place another has taken
+        self._loading: set[str] = set()
+
+    def __iter__(self) -> Iterator[Skeleton]:
+        """Those that whoever asks next gets. The lock is held."""
+        return iter(self._skeletons.values())
+
+    def take(self, model_fn: ModelFn, unit: str) -> tuple[Skeleton, bool]:
+        """The model, in use from now on, and whether it was there. One thread loads it, others wait."""
+        key = f"{unit}\0{model_fn.model_key}" if unit else model_fn.model_key
+        with self._changed:
+            if not self._changed.wait_for(lambda: key not in self._loading, self._wait_s):
+                raise LoadError(
+                    f"model {model_fn!r} was still being loaded by another thread after "
+                    f"{self._wait_s:g} s; see the worker's log for that load"
+                )
+            skeleton = self._skeletons.get(key)
+            if skeleton is not None and not skeleton.stale:
+                skeleton.users += 1
+                self._skeletons.move_to_end(key)
+                return skeleton, True
+            self._loading.add(key)
+            if self._cache.mode == "nocache":
+                self.forget([s for s in self._skeletons.values() if s.unit != unit])
+        try:
+            return self._load(model_fn, key, unit), False
+        finally:
+            with self._changed:
+                self._loading.discard(key)
+                self._changed.notify_all()
+
+    def _load(self, model_fn: ModelFn, key: str, unit: str) -> Skeleton:
+        components = self._build(model_fn)
+        virtual = find_virtual(components, self._ids)
+        take_from_files(components, virtual)
+        held = held_bytes(components, virtual)
+        skeleton = Skeleton(key, model_fn.model_key, repr(model_fn), unit, components, users=1)
+        with self._changed:
+            mark_taken(components)
+            for found in virtual:
+                weights = self._known(found, unit)
+                assert weights.table is not None
+                bound = weights.table.register(found.layers)
+                skeleton.parts.append(Part(weights, found.layers, bound))
+            virtual_bytes = sum(part.weights.nbytes for part in skeleton.parts)
+            if held > NEGLIGIBLE * virtual_bytes:
+                skeleton.held = ModelWeights(f"held {key}", (held,), (0,))
+                self._layers.add(skeleton.held, unit)
+            for part in skeleton.parts:
+                skeleton.handles += install_hooks(part, *self._hooks)
+            stale = self._skeletons.get(key)
+            if stale is not None:
+                self._retired.append(stale)
+            self._skeletons[key] = skeleton
+            idle = [s for s in self._skeletons.values() if not s.users]
+            self.forget(idle[: max(0, len(idle) - SKELETONS)])
+        if self._device != "cpu":
+            try:
+                move_held(components, self._device)
+            except BaseException:
+                skeleton.stale = True
+                self.let_go(skeleton)
+                raise
+        return skeleton
+
+    def _build(self, model_fn: ModelFn) -> Mapping[str, Any]:
+        """What load_model returns. One at a time in this process."""
+        if not _building.acquire(timeout=self._wait_s):
+            raise LoadError(
+                f"model {model_fn!r} was not read: others were being read for {self._wait_s:g} s; "
+                "see the worker's log for these loads"
+            )
+        try:
+            components = model_fn.load_model(model_fn.model_path)
+        finally:
+            _building.release()
+        if not isinstance(components, Mapping):
+            raise LoadError(
+                f"{model_fn.name}.load_model returned {type(components).__name__}; "
+                "return a dict of components by name"
+            )
+        return components
+
+    def _known(self, found: Found, unit: str) -> ModelWeights:
+        """The weights of a module; files that were read last are where they are copied from."""
+        made = make_weights(found, unit, self._device)
+        weights = self._layers.find(made.id)
+        if weights is None:
+            self._layers.add(made, unit)
+            return made
+        weights.sources, weights.files = made.sources, made.files
+        return weights
+
+    def let_go(self, skeleton: Skeleton) -> None:
+        with self._changed:
+            skeleton.users -= 1
+            if skeleton.stale:
+                self.forget([skeleton])
+
+    @contextmanager
+    def reading(self, skeleton: Skeleton) -> Iterator[None]:
+        """Its files stay open. When one has changed the skeleton is no good any more."""
+        files = frozenset[FileIdentity]().union(*(part.weights.files for part in skeleton.parts))
+        try:
+            self._host.acquire(files)
+        except LoadError:
+            skeleton.stale = True
+            raise
+        try:
+            yield
+        finally:
+            self._host.release(files)
+
+    def forget(self, skeletons: list[Skeleton]) -> None:
+        """Those of them that nobody uses; their weights too, where no other skeleton has them. The lock
+        is held."""
+        outstanding = self._cache.outstanding()
+        for skeleton in skeletons:
+            if skeleton.users or skeleton not in (
+                self._skeletons.get(skeleton.key),
+                *self._retired,
+            ):
+                continue
+            if outstanding is not None and outstanding[0] in [w.id for w in skeleton.weights]:
+                skeleton.stale = True  # until that load is over
+                continue
+            if skeleton in self._retired:
+                self._retired.remove(skeleton)
+            else:
+                del self._skeletons[skeleton.key]
+            for handle in skeleton.handles:
+                handle.remove()
+            for part in skeleton.parts:
+                table = part.weights.table
+                assert table is not None
+                table.unregister(part.bound)
+                if not table.skeletons:
+                    self._layers.remove(part.weights)
+            if skeleton.held is not None:
+                self._layers.remove(skeleton.held)
+
+    def forget_stale(self) -> None:
+        """The lock is held."""
+        stale = [s for s in (*self._skeletons.values(), *self._retired) if s.stale]
+        if stale:
+            self.forget(stale)
+
+    def close(self) -> None:
+        with self._changed:
+            self.forget([*self._skeletons.values(), *self._retired])
+
+    def _check(self) -> None:
+        for skeleton in (*self._skeletons.values(), *self._retired):
+            assert skeleton.users >= 0
+            assert all(weights in self._layers for weights in skeleton.weights)

@@ -162,13 +162,14 @@ class Loader:
             assert self._arena is not None
             arena_bytes = -(-nbytes // GRANULE) * GRANULE
             self._count(arena_bytes)  # first: mapping it takes milliseconds
-            memory = None
             try:
                 memory = self._arena.heap.allocate_weights(nbytes)
-            finally:
-                if memory is None:
-                    self._count(-arena_bytes)
-            return None if memory is None else Buffer(memory, arena_bytes)
+            except OSError:  # the system has no memory, or no mappings left
+                memory = None
+            if memory is None:
+                self._count(-arena_bytes)
+                return None
+            return Buffer(memory, arena_bytes)
         if self._device != "cpu":
             import torch
 

@@ -21,6 +21,7 @@ def arena():
     heap._check()
     assert heap.used_bytes == 0
     heap.close()
+    del arena.heap  # pytest keeps the arena for longer than the module
 
 
 def test_statistics_follow_the_blocks(arena):

@@ -699,7 +699,8 @@ def test_a_run_of_old_weights_goes_on_beside_one_of_new(even):
 def test_an_error_of_a_load_holds_no_memory(even):
     """Whoever keeps the error must not keep the arena's block that the layer was to go to."""
     model = even("a")
-    with store_of(LAYER // 2, 4 * GRANULE) as store:
+    # So slow that the file is damaged while layers are on their way.
+    with store_of(LAYER // 2, 4 * GRANULE, bandwidth=20 * LAYER) as store:
         use(store, model)
         store.trim(model, 0)
         with pytest.raises(LoadError, match="read anew") as caught:

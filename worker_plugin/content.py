@@ -19,13 +19,13 @@ import os
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 from threading import Lock
 from typing import Any
 
 from st2i_dask.errors import LoadError
 
-from .digests import DigestStore, default_folder
+from .digests import DigestStore
+from .file_identity import FileIdentity
 
 logger = logging.getLogger(__name__)
 
@@ -33,36 +33,6 @@ logger = logging.getLogger(__name__)
 SAMPLE = 4096
 #: Bytes read at a time for a full digest: stays in the cache of a core.
 PIECE = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class FileIdentity:
-    """A file as it was when it was looked at. What the path leads to later may be another file."""
-
-    path: str
-    device: int
-    inode: int
-    size: int  # bytes
-    mtime_ns: int
-
-    @classmethod
-    def of(cls, path: str | Path) -> FileIdentity:
-        """Links are followed. OSError if it is not there."""
-        return cls._from(str(path), os.stat(path))
-
-    @classmethod
-    def of_open(cls, path: str, number: int) -> FileIdentity:
-        """Of an open file descriptor; the path is only its name."""
-        return cls._from(path, os.fstat(number))
-
-    @classmethod
-    def _from(cls, path: str, status: os.stat_result) -> FileIdentity:
-        return cls(path, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
-
-    @property
-    def key(self) -> tuple[int, int, int, int]:
-        """Equal for the same file under any path."""
-        return self.device, self.inode, self.size, self.mtime_ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,20 +222,6 @@ def _place(sources: Sequence[Source]) -> str:
 
 def _short(source: Source) -> LoadError:
     return LoadError(
-        f"{source.file.path} has {source.file.size} bytes, but {source.name} is said to be the "
+        f"{source.file.path} has {source.file.nbytes} bytes, but {source.name} is said to be the "
         f"{source.nbytes} bytes at {source.offset}; copy or fetch the file again"
     )
-
-
-_ids: ContentIds | None = None
-_ids_lock = Lock()
-
-
-def content_id(sources: Iterable[Source]) -> str:
-    """`ContentIds.id` of this process, with the node's store."""
-    global _ids
-    with _ids_lock:
-        if _ids is None:
-            folder = default_folder()
-            _ids = ContentIds(DigestStore(folder) if folder is not None else None)
-    return _ids.id(sources)

@@ -20,17 +20,6 @@ LIMIT = 1024
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
-def default_folder() -> Path | None:
-    """The folder that ST2I_CACHE names, else ~/.cache/st2i_dask; None: no home."""
-    cache = os.environ.get("ST2I_CACHE")
-    if cache:
-        return Path(cache)
-    try:
-        return Path.home() / ".cache" / "st2i_dask"
-    except RuntimeError:
-        return None
-
-
 class DigestStore:
     """SHA-256 digests by a key that changes when the content may have. Thread-safe.
 

@@ -19,8 +19,9 @@ from typing import Any
 from st2i_dask import _core
 from st2i_dask.errors import LoadError
 
+from .file_identity import FileIdentity
 from .mapped_file import MappedFile, open_file
-from .mappings import FileIdentity, FileRange
+from .mappings import FileRange
 
 #: Unit of copying and of staying mapped, bytes.
 PIECE = 8 << 20

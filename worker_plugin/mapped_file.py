@@ -18,7 +18,7 @@ import threading
 from st2i_dask import _core
 from st2i_dask.errors import LoadError
 
-from .mappings import FileIdentity
+from .file_identity import FileIdentity
 
 # From linux/mman.h (Linux 5.14): fault pages in, and say so when one cannot be had.
 _POPULATE_READ = 22
@@ -126,7 +126,7 @@ class MappedFile:
             self.users -= 1
             if self.users:
                 return
-            del _open[_key(self.file)]
+            del _open[self.file.key]
         _libc.munmap(self.address, self.file.nbytes)
         if drop:
             _drop_pages(self._fd)
@@ -136,12 +136,12 @@ class MappedFile:
 def open_file(file: FileIdentity) -> MappedFile:
     """LoadError unless the file is still there with the content that it had."""
     with _lock:
-        mapped = _open.get(_key(file))
+        mapped = _open.get(file.key)
         if mapped is not None:
             mapped.check()
         else:
             try:
-                mapped = _open[_key(file)] = MappedFile(file)
+                mapped = _open[file.key] = MappedFile(file)
             except OSError as error:
                 gone = isinstance(error, FileNotFoundError)
                 what = "is gone" if gone else f"cannot be opened ({error.strerror})"
@@ -155,10 +155,6 @@ def changed(file: FileIdentity, what: str) -> LoadError:
         f"{file.path} {what} since a model was read from it; submit again, and the model is read "
         "anew. Weights that are in use must not be overwritten: save others to another folder"
     )
-
-
-def _key(file: FileIdentity) -> tuple[int, int, int, int]:
-    return file.device, file.inode, file.nbytes, file.mtime_ns
 
 
 def _lock_file(fd: int, kind: int) -> bool:

@@ -16,23 +16,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .file_identity import FileIdentity
+
 SUFFIX = ".safetensors"
 _HEADER = re.compile(
     r"(?P<start>[0-9a-f]+)-(?P<end>[0-9a-f]+) \S+ (?P<offset>[0-9a-f]+) "
     r"(?P<device>[0-9a-f]+:[0-9a-f]+) (?P<inode>\d+)\s*(?P<path>.*)"
 )
 _PRIVATE = re.compile(r"(?:Anonymous|Swap):\s+(\d+) kB")
-
-
-@dataclass(frozen=True, slots=True)
-class FileIdentity:
-    """A file with the content that it had. path: absolute. nbytes: its size. mtime_ns: of its content."""
-
-    path: str
-    device: int
-    inode: int
-    nbytes: int
-    mtime_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,13 +120,9 @@ def _identity(path: str, shown: str) -> FileIdentity | None:
     try:
         with open(path, "rb") as file:
             is_mapped = _is_shown_as(file.fileno(), shown)
-            return identify(path, os.fstat(file.fileno())) if is_mapped else None
+            return FileIdentity.of_open(path, file.fileno()) if is_mapped else None
     except (OSError, ValueError):
         return None
-
-
-def identify(path: str, state: os.stat_result) -> FileIdentity:
-    return FileIdentity(path, state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns)
 
 
 def _is_shown_as(fd: int, shown: str) -> bool:

@@ -16,11 +16,11 @@ from .budget import default_arena, default_host, default_memory
 from .callback_pulls import CallbackPulls
 from .content import ContentIds
 from .digests import DigestStore
-from .digests import default_folder as digest_folder
 from .exchange import Exchange
 from .executor import Executor
 from .heaps import WorkerHeap
-from .profiles import Profiles, default_folder
+from .node_cache import node_cache
+from .profiles import Profiles
 from .runner import StepRunner
 from .tensor_store import TensorStore
 from .weights import WeightStore
@@ -82,6 +82,7 @@ class ServingPlugin(WorkerPlugin):
                 "install the same version on both"
             )
         device = self.device or default_device()
+        cache = node_cache()
         memory = self.memory_bytes or default_memory(worker, device)
         arena_bytes = self.arena_bytes or default_arena(memory)
         self.heap = WorkerHeap(worker, device, arena_bytes, self.allocator, self.nvshmem)
@@ -95,8 +96,8 @@ class ServingPlugin(WorkerPlugin):
                 mode=self.weights,
                 host_bytes=self.host_bytes or default_host(),
                 bandwidth=self.load_bandwidth,
-                profiles=Profiles(default_folder()),
-                ids=ContentIds(_digests()),
+                profiles=Profiles(cache / "profiles" if cache is not None else None),
+                ids=ContentIds(DigestStore(cache) if cache is not None else None),
             )
         except BaseException:
             self.heap.leave()
@@ -139,11 +140,6 @@ class ServingPlugin(WorkerPlugin):
     def _models(self) -> list[dict[str, Any]]:
         """RPC `st2i_models`."""
         return self.executor.models.models() if self.executor is not None else []
-
-
-def _digests() -> DigestStore | None:
-    folder = digest_folder()
-    return DigestStore(folder) if folder is not None else None
 
 
 def default_device() -> str:

@@ -23,17 +23,6 @@ VERSION = 1
 Decoded = TypeVar("Decoded")
 
 
-def default_folder() -> Path | None:
-    """`profiles` in the folder that ST2I_CACHE names, else in ~/.cache/st2i_dask; None: no home."""
-    cache = os.environ.get("ST2I_CACHE")
-    if cache:
-        return Path(cache) / "profiles"
-    try:
-        return Path.home() / ".cache" / "st2i_dask" / "profiles"
-    except RuntimeError:
-        return None
-
-
 class ProfileFiles:
     """Reads and writes never fail: what goes wrong is one warning in the log per file that cannot be
     read, and one per folder that cannot be written. Not thread-safe for writes."""

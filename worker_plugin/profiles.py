@@ -16,7 +16,6 @@ from st2i_dask.errors import PolicyError
 
 from .prefix import resident_prefix
 from .profile_files import ProfileFiles
-from .profile_files import default_folder as default_folder
 from .profile_records import Place, Places, Recent, Shape, decode, encode, merge
 from .profile_records import Profile as Profile
 from .profile_records import ProfileKey as ProfileKey

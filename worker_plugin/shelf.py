@@ -12,8 +12,8 @@ from st2i_dask.errors import LoadError
 from st2i_dask.model_fn import ModelFn
 
 from .content import ContentIds
+from .file_identity import FileIdentity
 from .host_tier import HostTier
-from .mappings import FileIdentity
 from .resident import ResidentLayers
 from .skeletons import (
     NEGLIGIBLE,

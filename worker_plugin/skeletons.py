@@ -19,10 +19,10 @@ from st2i_dask.errors import LoadError
 from st2i_dask.outputs import is_tensor
 
 from .content import ContentIds, Source
-from .content import FileIdentity as ContentFile
+from .file_identity import FileIdentity
 from .layer_table import LayerTable
 from .layers import ROOT, Layer, divide
-from .mappings import SUFFIX, FileIdentity, file_ranges
+from .mappings import SUFFIX, file_ranges
 from .stored import Stored, converted
 
 #: What is held beside virtual weights is left out of the books below this share of them.
@@ -331,10 +331,7 @@ def _contents(layers: Sequence[Layer], sources: Sequence[tuple[Stored, ...]]) ->
             at, dtype = stored.range, str(parameter.dtype)
             if stored.dtype != parameter.dtype:
                 dtype += f" from {stored.dtype}"
-            file = ContentFile(
-                at.file.path, at.file.device, at.file.inode, at.file.nbytes, at.file.mtime_ns
-            )
-            found.append(Source(name, dtype, tuple(parameter.shape), file, at.offset, at.nbytes))
+            found.append(Source(name, dtype, tuple(parameter.shape), at.file, at.offset, at.nbytes))
     return found
 
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .mappings import SUFFIX, FileIdentity, FileRange, identify
+from .file_identity import FileIdentity
+from .mappings import SUFFIX, FileRange
 
 #: As safetensors calls them.
 _DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -56,7 +57,7 @@ def _tensors(folder: Path) -> dict[str, _Entry]:
     for path in sorted(folder.glob(f"*{SUFFIX}")):
         try:
             with open(path, "rb") as file:
-                identity = identify(str(path.absolute()), os.fstat(file.fileno()))
+                identity = FileIdentity.of_open(str(path.absolute()), file.fileno())
                 length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
                 header = json.loads(file.read(min(length, identity.nbytes)))
             for name, entry in header.items():
@@ -99,4 +100,4 @@ def _equal(entry: _Entry | None, parameter: Any) -> Stored | None:
 
 
 def _changed(file: FileIdentity, fd: int) -> bool:
-    return identify(file.path, os.fstat(fd)) != file
+    return FileIdentity.of_open(file.path, fd) != file

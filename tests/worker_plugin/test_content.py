@@ -19,9 +19,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from st2i_dask.errors import LoadError
-from worker_plugin import content, digests
-from worker_plugin.content import SAMPLE, ContentIds, FileIdentity, Source, content_id
-from worker_plugin.digests import LIMIT, DigestStore, default_folder
+from worker_plugin import digests
+from worker_plugin.content import SAMPLE, ContentIds, Source
+from worker_plugin.digests import LIMIT, DigestStore
+from worker_plugin.file_identity import FileIdentity
+from worker_plugin.node_cache import node_cache
 
 BIG = 1 << 20  # bytes of one parameter; most of it is in no sample
 NAMES = ("norm", "weight", "bias")
@@ -279,16 +281,17 @@ def test_ids_are_the_same_in_another_process(tmp_path):
     path = write(tmp_path / "a")
     code = (
         "import sys; from pathlib import Path; "
-        "from worker_plugin.content import FileIdentity, Source, content_id; "
+        "from worker_plugin.content import ContentIds, Source; "
+        "from worker_plugin.file_identity import FileIdentity; "
         "f = FileIdentity.of(sys.argv[1]); "
-        "print(content_id([Source('w', 'float32', (25,), f, 6, 100)]))"
+        "print(ContentIds().id([Source('w', 'float32', (25,), f, 6, 100)]))"
     )
     copy = shutil.copy(path, tmp_path / "b")
     printed = subprocess.run(
         [sys.executable, "-c", code, copy], capture_output=True, text=True, check=True, timeout=60
     )
     given = [Source("w", "float32", (25,), FileIdentity.of(path), 6, 100)]
-    assert printed.stdout.strip() == content_id(given)
+    assert printed.stdout.strip() == ContentIds().id(given)
 
 
 # ---------------------------------------------------------------- files that change
@@ -325,7 +328,7 @@ def test_an_id_stays_when_its_files_went_and_copies_come(ids, tmp_path, caplog):
 
 def test_a_file_that_is_too_short_is_refused(ids, tmp_path):
     path = write(tmp_path / "a")
-    beyond = FileIdentity.of(path).size - 50
+    beyond = FileIdentity.of(path).nbytes - 50
     given = Source("w", "uint8", (100,), FileIdentity.of(path), beyond, 100)
     message = refused(lambda: ids.id([given]))
     assert f"{path} has {BIG + 206} bytes, but w is said to be the 100 bytes at {beyond}" in message
@@ -341,14 +344,14 @@ def digest_of(n):
 
 def test_the_store_is_the_owners_alone_and_where_it_is_told_to_be(tmp_path, monkeypatch):
     monkeypatch.setenv("ST2I_CACHE", str(tmp_path / "deep" / "cache"))
-    store = DigestStore(default_folder())
+    store = DigestStore(node_cache())
     store.put("a", digest_of(1))
     folder = tmp_path / "deep" / "cache"
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert [path.name for path in folder.iterdir()] == ["digests.json"], "no temporary files"
     monkeypatch.delenv("ST2I_CACHE")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert default_folder() == tmp_path / ".cache" / "st2i_dask"
+    assert node_cache() == tmp_path / ".cache" / "st2i_dask"
 
 
 def test_stores_see_what_others_wrote(tmp_path):
@@ -408,11 +411,8 @@ def test_a_store_that_cannot_be_written_is_a_warning(tmp_path, caplog):
     assert any("set ST2I_CACHE to a folder" in message for message in messages)
 
 
-def test_without_a_home_there_is_no_store(monkeypatch, tmp_path):
+def test_without_a_home_there_is_no_store(monkeypatch):
     monkeypatch.delenv("ST2I_CACHE", raising=False)
     monkeypatch.delenv("HOME", raising=False)
     monkeypatch.setattr(os, "getuid", lambda: 54321)  # in no list of users
-    assert default_folder() is None
-    monkeypatch.setattr(content, "_ids", None)
-    given = sources(write(tmp_path / "a"))
-    assert content_id(given) == content_id(given)
+    assert node_cache() is None

@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from worker_plugin.device_copier import windows
+from worker_plugin.file_identity import FileIdentity
 from worker_plugin.host_tier import Memory, Part
-from worker_plugin.mappings import FileIdentity, FileRange
+from worker_plugin.mappings import FileRange
 
 FILE = FileIdentity("/weights.safetensors", 1, 2, 1 << 20, 3)
 

@@ -8,7 +8,6 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from worker_plugin import heaps, nvshmem_world
 from worker_plugin.heaps import WorkerHeap

@@ -16,8 +16,9 @@ import pytest
 
 from st2i_dask.errors import LoadError
 from worker_plugin import host_tier, mapped_file
+from worker_plugin.file_identity import FileIdentity
 from worker_plugin.host_tier import PIECE, HostTier, Memory, Part
-from worker_plugin.mappings import FileRange, identify
+from worker_plugin.mappings import FileRange
 
 MIB = 1 << 20
 
@@ -29,7 +30,7 @@ class File:
         self.path = str(path)
         self.content = np.random.default_rng(seed).integers(0, 256, nbytes, np.uint8)
         self.content.tofile(self.path)
-        self.identity = identify(self.path, os.stat(self.path))
+        self.identity = FileIdentity.of(self.path)
 
     def part(self, start, nbytes, offset=0):
         return Part(FileRange(self.identity, start, nbytes), offset)
@@ -283,14 +284,15 @@ import os, sys, threading, time
 import numpy as np
 from st2i_dask.errors import LoadError
 from worker_plugin.host_tier import HostTier, Part
-from worker_plugin.mappings import FileRange, identify
+from worker_plugin.file_identity import FileIdentity
+from worker_plugin.mappings import FileRange
 
 path, nbytes = sys.argv[1], int(sys.argv[2])
 into, failed = np.zeros(nbytes, np.uint8), 0
 for attempt in range(20):
     with open(path, "wb") as file:
         file.truncate(nbytes)
-    identity = identify(path, os.stat(path))
+    identity = FileIdentity.of(path)
     tier = HostTier(1 << 30)
     tier.acquire([identity])
     def cut():
@@ -417,9 +419,9 @@ def test_what_another_worker_uses_stays_in_memory(folder, make_tier):
 HOLDS = """
 import os, sys
 from worker_plugin.host_tier import HostTier
-from worker_plugin.mappings import identify
+from worker_plugin.file_identity import FileIdentity
 tier = HostTier(1 << 30)
-tier.acquire([identify(sys.argv[1], os.stat(sys.argv[1]))])
+tier.acquire([FileIdentity.of(sys.argv[1])])
 print("ready", flush=True)
 sys.stdin.readline()
 """
@@ -486,10 +488,11 @@ COPIES = """
 import os, sys
 import numpy as np
 from worker_plugin.host_tier import HostTier, Part
-from worker_plugin.mappings import FileRange, identify
+from worker_plugin.file_identity import FileIdentity
+from worker_plugin.mappings import FileRange
 
 path = sys.argv[1]
-identity = identify(path, os.stat(path))
+identity = FileIdentity.of(path)
 tier = HostTier(1 << 30)
 tier.acquire([identity])
 into = np.zeros(1 << 20, np.uint8)

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from st2i_dask.errors import PolicyError
 from worker_plugin import profile_records
-from worker_plugin.profile_files import VERSION, ProfileFiles, default_folder
+from worker_plugin.profile_files import VERSION, ProfileFiles
 from worker_plugin.profiles import Profile, ProfileKey, Profiles
 
 KEY = ProfileKey("sha256:ab/..\n", "bfloat16", "cpu", "64x64")
@@ -518,14 +518,6 @@ def test_a_full_device_is_one_warning_and_what_it_missed_is_written_later(tmp_pa
     assert "kept: True" in lines
     assert done.stdout.count("WARNING") == 1
     assert "ERROR" not in done.stdout
-
-
-def test_the_default_folder(monkeypatch, tmp_path):
-    monkeypatch.setenv("ST2I_CACHE", str(tmp_path))
-    assert default_folder() == tmp_path / "profiles"
-    monkeypatch.delenv("ST2I_CACHE")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert default_folder() == tmp_path / ".cache" / "st2i_dask" / "profiles"
 
 
 def test_threads_observe_and_ask_at_the_same_time(tmp_path):

@@ -5,15 +5,12 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any
 
 from st2i_dask.errors import LoadError
 from st2i_dask.model_fn import ModelFn
 
 from .content import ContentIds
-from .file_identity import FileIdentity
-from .host_tier import HostTier
 from .resident import ResidentLayers
 from .skeletons import (
     NEGLIGIBLE,
@@ -48,7 +45,6 @@ class Shelf:
         self,
         cache: WeightCache,
         layers: ResidentLayers,
-        host: HostTier,
         ids: ContentIds,
         device: str,
         hooks: tuple[Hook, Hook],
@@ -57,7 +53,6 @@ class Shelf:
     ):
         self._cache = cache
         self._layers = layers
-        self._host = host
         self._ids = ids
         self._device = device
         self._hooks = hooks
@@ -162,20 +157,6 @@ class Shelf:
             skeleton.users -= 1
             if skeleton.stale:
                 self.forget([skeleton])
-
-    @contextmanager
-    def reading(self, skeleton: Skeleton) -> Iterator[None]:
-        """Its files stay open. When one has changed the skeleton is no good any more."""
-        files = frozenset[FileIdentity]().union(*(part.weights.files for part in skeleton.parts))
-        try:
-            self._host.acquire(files)
-        except LoadError:
-            skeleton.stale = True
-            raise
-        try:
-            yield
-        finally:
-            self._host.release(files)
 
     def forget(self, skeletons: list[Skeleton]) -> None:
         """Those of them that nobody uses; their weights too, where no other skeleton has them. The lock

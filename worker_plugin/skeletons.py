@@ -85,6 +85,11 @@ class Skeleton:
     def weights(self) -> list[ModelWeights]:
         return [part.weights for part in self.parts] + ([self.held] if self.held else [])
 
+    @property
+    def files(self) -> frozenset[FileIdentity]:
+        """Where its weights come from now."""
+        return frozenset[FileIdentity]().union(*(part.weights.files for part in self.parts))
+
 
 @dataclass
 class Found:

@@ -19,6 +19,7 @@ from st2i_dask.model_fn import ModelFn
 
 from .arena import Arena
 from .content import ContentIds
+from .file_identity import FileIdentity
 from .host_tier import HostTier
 from .lease import Lease, Timing
 from .profiles import Profiles
@@ -31,6 +32,8 @@ from .weight_cache import WeightCache
 
 #: How long a run waits for a layer, or for another thread's load of its model, seconds.
 WAIT_SECONDS = 600.0
+#: Files that change again while they are read anew are tried so often.
+ATTEMPTS = 3
 #: Who waits looks so often whether tensors have left the arena, seconds: nobody tells of that.
 LOOK_SECONDS = 0.02
 
@@ -82,7 +85,6 @@ class WeightStore:
         self._shelf = Shelf(
             self._cache,
             self._layers,
-            self._host,
             ids or ContentIds(),
             device,
             (self._enter, self._leave),
@@ -98,30 +100,46 @@ class WeightStore:
     ) -> Iterator[Lease]:
         """The model for one run in this thread. bucket: the shapes that it will compute.
 
-        What `load_model` raises goes to the caller. LoadError: it cannot fit, its files have changed,
-        or it found no room for `wait_s` seconds. Nothing else is affected.
+        What `load_model` raises goes to the caller. A model whose files have changed since it was last
+        used is read anew. LoadError: it cannot fit, its files change meanwhile, or it found no room for
+        `wait_s` seconds. Nothing else is affected.
         """
         unit = {"wcache": workflow, "nocache": request}.get(self.mode, "")
         start = time.perf_counter()
-        skeleton, was_there = self._shelf.take(model_fn, unit)
+        skeleton, files, was_there = self._take(model_fn, unit)
         outer = getattr(self._here, "lease", None)
         lease = Lease(next(self._numbers), skeleton, bucket, outer)
         if not was_there:
             lease.load_s = time.perf_counter() - start
         try:
-            with self._shelf.reading(skeleton):
-                self._begin(lease)
-                self._here.lease = lease
-                try:
-                    yield lease
-                except BaseException:
-                    lease.timings.clear()  # it may have broken off anywhere: no measure of the model
-                    raise
-                finally:
-                    self._here.lease = outer
-                    self._end(lease)
+            self._begin(lease)
+            self._here.lease = lease
+            try:
+                yield lease
+            except BaseException:
+                lease.timings.clear()  # it may have broken off anywhere: no measure of the model
+                raise
+            finally:
+                self._here.lease = outer
+                self._end(lease)
         finally:
+            self._host.release(files)
             self._shelf.let_go(skeleton)
+
+    def _take(self, model_fn: ModelFn, unit: str) -> tuple[Skeleton, frozenset[FileIdentity], bool]:
+        """The model, its files, which are open, and whether it was there."""
+        for attempt in itertools.count(1):
+            skeleton, was_there = self._shelf.take(model_fn, unit)
+            files = skeleton.files
+            try:
+                self._host.acquire(files)
+                return skeleton, files, was_there
+            except LoadError:
+                skeleton.stale = True
+                self._shelf.let_go(skeleton)
+                if not was_there or attempt == ATTEMPTS:  # they change all the time
+                    raise
+        raise AssertionError
 
     def _begin(self, lease: Lease) -> None:
         weights = lease.skeleton.weights

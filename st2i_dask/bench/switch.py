@@ -1,8 +1,8 @@
-"""Switching models: seconds per request where five models take turns and only half of them fit.
+"""Switching models: seconds per request where five models take turns in a third of their memory.
 
 Five FLUX transformers with random weights, one denoising step a request, round robin: the least
 recently used model is always the one that is wanted next. On a CPU "device memory" is private memory
-into which weights are copied from mapped files; every way has 2.5 models' worth of it:
+into which weights are copied from mapped files; every way has a third of what all of them take:
 
 * ours: prefixes stay, the rest is loaded behind the compute; `pipelined_s`: no prefix stays;
 * NoCache, WCache, MCache: settings of the same worker that keep nothing, whole workflows, whole models;
@@ -27,7 +27,7 @@ from ._transformers import Shape, Transformer, inputs, nbytes, one_thread, read,
 
 MODELS = 5
 #: Memory, in models.
-BUDGET = 2.5
+BUDGET = MODELS / 3
 ROUNDS = 5
 #: Rounds before that: ours measures each model's layers on its first three runs.
 WARM = 4

@@ -190,7 +190,10 @@ def stored_dtype(folder: DiffusersFolder) -> str:
     here."""
     part = "transformer" if (folder.path / "transformer").is_dir() else "unet"
     of_hub = folder.source not in PACKAGED and not os.path.isdir(folder.source)
-    if not of_hub or any((folder.path / part).glob("*.safetensors")):
+    has_weights = any((folder.path / part).glob("*.safetensors"))
+    if has_weights:
+        check_checkpoint(folder.path / part, folder.source)
+    if has_weights or not of_hub:
         return _stored_in(folder.path / part)
     try:
         return _computed_in(hub.stored_dtype(folder.source, part))

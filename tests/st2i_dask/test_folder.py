@@ -273,3 +273,11 @@ def test_dtypes_that_are_not(dtype):
     assert message == (
         f"dtype={dtype!r} is not supported; choose one of float32, bfloat16, float16"
     )
+
+
+def test_a_damaged_denoiser_is_said_before_its_dtype_is_read(path):
+    store(path, "F16", 2)
+    (file,) = (path / "transformer").glob("*.safetensors")
+    os.truncate(file, file.stat().st_size - 1)
+    message = refused(lambda: stored_dtype(read_folder(str(path))))
+    assert f"transformer cannot be loaded: {file} ends after" in message

@@ -47,9 +47,7 @@ class Pipeline:
         return self.file.stat().st_size
 
     def submit(self, client: Client, seed: int = 0, *, steps: int = 2, **options: Any) -> Any:
-        return st2i.load(self.path, dtype="float32").submit(
-            client, **_parameters(seed, steps), **options
-        )
+        return st2i.load(self.path).submit(client, **_parameters(seed, steps), **options)
 
     def expected(self, seed: int = 0, *, steps: int = 2) -> Any:
         """(3, 32, 32) float32: what the unmodified pipeline draws."""

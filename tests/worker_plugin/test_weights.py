@@ -562,13 +562,10 @@ def damage(path, how):
         os.unlink(path)
 
 
-def use_damaged(store, model, how, in_use=True):
-    """It is damaged while it is leased, or right before."""
-    if not in_use:
-        damage(model.model_path, how)
+def use_damaged(store, model, how):
+    """It is damaged while it is leased."""
     with store.lease(model) as lease:
-        if in_use:
-            damage(model.model_path, how)
+        damage(model.model_path, how)
         return give(lease)
 
 
@@ -576,15 +573,14 @@ DAMAGES = ["truncated", "truncated to nothing", "overwritten", "replaced", "dele
 
 
 @pytest.mark.parametrize("how", DAMAGES)
-@pytest.mark.parametrize("when", ["idle", "resident", "in use"])
-def test_a_file_that_changes_is_an_error_and_the_model_is_read_anew(even, how, when):
+def test_a_file_that_changes_in_use_is_an_error_and_the_model_is_read_anew(even, how):
     model, other = even("a"), even("b")
     good, whole = reference(model), Path(model.model_path).read_bytes()
-    with store_of(3 * LAYER if when != "resident" else NO_LIMIT) as store:
+    with store_of(3 * LAYER) as store:
         use(store, model)
         use(store, other)
         with pytest.raises(LoadError) as caught:
-            use_damaged(store, model, how, in_use=when == "in use")
+            use_damaged(store, model, how)
         assert str(caught.value).startswith(model.model_path)
         assert "submit again, and the model is read anew" in str(caught.value)
         assert same(use(store, other), reference(other))
@@ -599,6 +595,24 @@ def test_a_file_that_changes_is_an_error_and_the_model_is_read_anew(even, how, w
         assert not store._shelf._retired
         assert len(store._layers._weights) == 2
     assert model.model_path not in mapped_weights()
+
+
+@pytest.mark.parametrize("how", DAMAGES)
+@pytest.mark.parametrize("memory", [3 * LAYER, NO_LIMIT])
+def test_a_file_that_changed_since_it_was_used_is_read_anew(even, how, memory):
+    """What is resident of the old one, or was mapped, is not used."""
+    model, other = even("a"), even("b")
+    with store_of(memory) as store:
+        use(store, model)
+        damage(model.model_path, how)
+        if how in ("overwritten", "replaced"):
+            assert same(use(store, model), reference(model))
+        else:
+            with pytest.raises(Exception, match=r"(?i)safetensors|incomplete|header|no such file"):
+                use(store, model)
+        assert same(use(store, other), reference(other))
+        store._check()
+        assert not store._shelf._retired
 
 
 def test_a_file_that_is_still_cut_is_refused_again_and_again(even):
@@ -629,7 +643,6 @@ def test_an_old_model_goes_when_its_last_run_ends(even):
             with ThreadPoolExecutor(1) as pool:
                 for _ in range(3):
                     damage(model.model_path, "replaced")
-                    assert isinstance(pool.submit(use, store, model).exception(WAIT), LoadError)
                     assert same(pool.submit(use, store, model).result(WAIT), reference(model))
             assert [skeleton is lease.skeleton for skeleton in store._shelf._retired] == [True]
             assert len(store._shelf._skeletons) == 1
@@ -669,8 +682,6 @@ def test_other_weights_in_the_same_file_are_used(store, even):
     old = use(store, model)
     save_plain(f"{model.model_path}.new", "even", 77, depth=4)
     os.replace(f"{model.model_path}.new", model.model_path)
-    with pytest.raises(LoadError, match="was replaced"):
-        use(store, model)
     new = use(store, model)
     assert same(new, reference(model))
     assert not same(new, old)
@@ -687,8 +698,6 @@ def test_a_run_of_old_weights_goes_on_beside_one_of_new(even):
             save_plain(f"{model.model_path}.new", "even", 77, depth=4)
             os.replace(f"{model.model_path}.new", model.model_path)
             with ThreadPoolExecutor(1) as pool:
-                with pytest.raises(LoadError):
-                    pool.submit(use, store, model).result(WAIT)
                 new = pool.submit(use, store, model).result(WAIT)
             assert same(give(lease), old)
             assert not same(new, old)

@@ -175,7 +175,7 @@ def test_a_damaged_file_fails_its_own_requests_until_it_is_repaired(client, fold
                 error = failure(broken.submit(client), broken)
         assert "copy or fetch the file again" in error
         broken.file.write_bytes(whole)
-        served(client, broken)
+        broken.check(broken.submit(client))
     assert pids(client) == workers
 
 
@@ -185,17 +185,6 @@ def failure(future, pipeline):
         future.result(timeout=TIMEOUT)
     assert str(pipeline.file) in str(caught.value)
     return str(caught.value)
-
-
-def served(client, pipeline):
-    """It is, once every worker that knew another file there has said so."""
-    for _ in pids(client):
-        future = pipeline.submit(client)
-        if "submit again" not in str(future.exception(timeout=TIMEOUT)):
-            break
-    else:
-        future = pipeline.submit(client)
-    pipeline.check(future)
 
 
 def test_a_file_that_is_cut_short_while_it_streams(client, folder, pipelines):
@@ -214,7 +203,7 @@ def test_a_file_that_is_cut_short_while_it_streams(client, folder, pipelines):
     healthy.check(healthy.submit(client))
     failure(cut.submit(client), cut)
     cut.file.write_bytes(whole)
-    served(client, cut)
+    cut.check(cut.submit(client))
     assert pids(client) == workers
 
 

@@ -1,130 +1,42 @@
-"""Leases: who loads, who waits and how long, what is refused, what an error leaves behind."""
+"""Leases in one thread: modes, what is shared, what is refused, what an error leaves behind."""
 
 from __future__ import annotations
 
-import os
 import shutil
 import threading
 import time
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-import torch
 
-from st2i_dask._core import GRANULE
 from st2i_dask.errors import LoadError
 from worker_plugin.arena import Arena
 from worker_plugin.host_heap import HostHeap
 from worker_plugin.weights import WeightStore
 
+from .leases import (
+    LAYER,
+    NO_LIMIT,
+    WAIT,
+    give,
+    loads,
+    reference,
+    row,
+    run,
+    use,
+)
 from .models import (
-    Even,
     Model,
     inputs,
     layer_bytes,
     make_plain,
-    mapped_weights,
     outputs,
     resident,
     same,
     save_plain,
     store_of,
 )
-
-WAIT = 20.0
-NO_LIMIT = 1 << 30
-LAYER = 64 * 64 * 4  # bytes, of class Even
-
-
-class Loads:
-    """What loads of `Slow` models do and have done. Not in the class: its attributes are part of a
-    model's identity."""
-
-    def __init__(self):
-        self.of, self.failures = Counter(), Counter()
-        self.now = self.most = 0
-        self.loading, self.go_on = threading.Event(), threading.Event()
-        self.go_on.set()
-
-
-loads = Loads()
-
-
-class Slow(Model):
-    """Its loads are counted, wait for `go_on`, and fail as often as `failures` says."""
-
-    def load_model(self, model_path):
-        tag = self.options["tag"]
-        loads.now += 1
-        loads.most = max(loads.most, loads.now)
-        loads.of[tag] += 1
-        loads.loading.set()
-        try:
-            assert loads.go_on.wait(WAIT)
-            time.sleep(0.01)
-            if loads.of[tag] <= loads.failures[tag]:
-                raise OSError("no such folder")
-            return {"name": tag, "model": Even(2, 8)}
-        finally:
-            loads.now -= 1
-
-
-@pytest.fixture
-def slow():
-    loads.__init__()
-    return lambda tag: Slow(None, kind="even", tag=tag)
-
-
-@pytest.fixture
-def even(tmp_path):
-    """Makes models of equal layers, each in a file of its own."""
-
-    def make(name, depth=4, seed=None, cls=Model, root=0, width=64, **options):
-        path = tmp_path / f"{name}.safetensors"
-        shape = {"depth": depth, "root": root, "width": width}
-        save_plain(path, "even", ord(name[0]) if seed is None else seed, **shape)
-        return cls(str(path), kind="even", **shape, **options)
-
-    return make
-
-
-def reference(model):
-    """What it gives when its file is read anew."""
-    return run(model.load_model(model.model_path)["model"])
-
-
-def give(lease):
-    return run(lease.components["model"])
-
-
-def run(module):
-    width = module.blocks[0].weight.shape[0]
-    return outputs(module, "even", {"x": torch.linspace(-1, 1, width).expand(2, width)})
-
-
-def use(store, model, **names):
-    with store.lease(model, **names) as lease:
-        return give(lease)
-
-
-def hold(store, model):
-    with store.lease(model) as lease:
-        return lease.components["name"]
-
-
-def row(store, model):
-    return next(r for r in store.models() if r["model"] == repr(model))
-
-
-@pytest.fixture
-def store():
-    with store_of(NO_LIMIT) as store:
-        yield store
-
-
-# ---------------------------------------------------------------- one thread
 
 
 def test_a_model_is_read_once_and_counted(store, even):
@@ -325,121 +237,6 @@ def test_files_that_differ_in_one_byte_are_other_weights(store, even, tmp_path):
     assert store._cache.used("framework") == 8 * LAYER
 
 
-# ---------------------------------------------------------------- several threads
-
-
-def test_one_of_eight_threads_loads_and_all_get_the_same(store, slow):
-    start = threading.Barrier(8)
-
-    def work(_):
-        start.wait(WAIT)
-        with store.lease(slow("a")) as lease:
-            return id(lease.components)
-
-    with ThreadPoolExecutor(8) as pool:
-        assert len(set(pool.map(work, range(8)))) == 1
-    assert loads.of == {"a": 1}
-    assert row(store, slow("a"))["runs"] == 8
-
-
-def test_after_a_failed_load_one_waiting_thread_tries_again(store, slow):
-    loads.failures["a"] = 3
-
-    def work(_):
-        try:
-            with store.lease(slow("a")) as lease:
-                return lease.components["name"]
-        except OSError:
-            return None
-
-    with ThreadPoolExecutor(8) as pool:
-        got = list(pool.map(work, range(8)))
-    assert sorted(map(str, got)) == ["None"] * 3 + ["a"] * 5
-    assert loads.most == 1
-    assert loads.of["a"] == 4
-
-
-def test_a_hit_does_not_wait_for_another_models_load(store, slow, even):
-    here = even("here")
-    use(store, here)
-    loads.go_on.clear()
-    with ThreadPoolExecutor(1) as pool:
-        future = pool.submit(hold, store, slow("a"))
-        assert loads.loading.wait(WAIT)
-        start = time.perf_counter()
-        use(store, here)
-        assert time.perf_counter() - start < WAIT / 4
-        assert not future.done()
-        loads.go_on.set()
-        assert future.result(WAIT) == "a"
-
-
-def test_waiting_for_another_threads_load_is_bounded(slow):
-    loads.go_on.clear()
-    with store_of(NO_LIMIT, wait_s=0.05) as store, ThreadPoolExecutor(1) as pool:
-        future = pool.submit(hold, store, slow("a"))
-        assert loads.loading.wait(WAIT)
-        with (
-            pytest.raises(LoadError, match=r"still being loaded by another thread after 0\.05 s"),
-            store.lease(slow("a")),
-        ):
-            pytest.fail("entered")
-        loads.go_on.set()
-        future.result(WAIT)
-        assert hold(store, slow("a")) == "a"
-
-
-@pytest.mark.parametrize("mode", ["elastic", "mcache"])
-def test_waiting_for_room_is_bounded_and_ends_when_there_is_room(even, mode):
-    model, other = even("a"), even("b")
-    with store_of(4 * LAYER, mode=mode, wait_s=0.1) as store:
-        for _ in range(4):
-            use(store, model)
-        with store.lease(model) as lease:
-            assert lease.held or mode == "mcache"
-            with pytest.raises(LoadError, match=r"no room for model .* for 0\.1 s; raise the wor"):
-                use(store, other)
-            assert same(give(lease), reference(model))
-        assert same(use(store, other), reference(other))
-    holding, go_on = threading.Event(), threading.Event()
-
-    def hold():
-        with store.lease(model):
-            holding.set()
-            assert go_on.wait(WAIT)
-
-    with store_of(4 * LAYER, mode=mode, wait_s=WAIT) as store:
-        for _ in range(4):
-            use(store, model)
-        with ThreadPoolExecutor(1) as pool:
-            future = pool.submit(hold)
-            assert holding.wait(WAIT)
-            threading.Timer(0.05, go_on.set).start()
-            assert same(use(store, other), reference(other))
-            future.result(WAIT)
-
-
-def test_who_gives_up_waiting_lets_the_next_one_in(even):
-    """It may be ready at once: no load tells it."""
-    holder, giant, small = even("h", 1, root=8192), even("g", 1, root=8192), even("s", 1, root=64)
-    started = []
-
-    def wait_in_vain():
-        started.append(time.monotonic())
-        with pytest.raises(LoadError, match="no room"), store.lease(giant):
-            pass
-
-    with store_of(4 * LAYER + 512, wait_s=1.0) as store:
-        for _ in range(4):
-            use(store, small)
-        with ThreadPoolExecutor(1) as pool, store.lease(holder):
-            future = pool.submit(wait_in_vain)
-            time.sleep(0.5)
-            assert same(use(store, small), reference(small))
-            assert 0.9 < time.monotonic() - started[0] < 1.3
-            future.result(WAIT)
-
-
 # ---------------------------------------------------------------- refusals and errors
 
 
@@ -540,235 +337,3 @@ def test_a_run_that_broke_off_is_no_measurement(store, even):
         weights = lease.skeleton.weights[0]
         assert store._cache._books.weights[weights.id].executed == 4
         assert store.profiles.wants_compute(store.residency.key(weights, ""))
-
-
-# ---------------------------------------------------------------- files that change
-
-
-def damage(path, how):
-    if how == "truncated":
-        os.truncate(path, os.path.getsize(path) // 2)
-    elif how == "truncated to nothing":
-        os.truncate(path, 0)
-    elif how == "overwritten":
-        with open(path, "r+b") as file:
-            file.seek(-8, os.SEEK_END)
-            file.write(b"\1" * 8)
-        os.utime(path, ns=(0, 0))
-    elif how == "replaced":
-        shutil.copy(path, f"{path}.new")
-        os.replace(f"{path}.new", path)
-    elif how == "deleted":
-        os.unlink(path)
-
-
-def use_damaged(store, model, how):
-    """It is damaged while it is leased."""
-    with store.lease(model) as lease:
-        damage(model.model_path, how)
-        return give(lease)
-
-
-DAMAGES = ["truncated", "truncated to nothing", "overwritten", "replaced", "deleted"]
-
-
-@pytest.mark.parametrize("how", DAMAGES)
-def test_a_file_that_changes_in_use_is_an_error_and_the_model_is_read_anew(even, how):
-    model, other = even("a"), even("b")
-    good, whole = reference(model), Path(model.model_path).read_bytes()
-    with store_of(3 * LAYER) as store:
-        use(store, model)
-        use(store, other)
-        with pytest.raises(LoadError) as caught:
-            use_damaged(store, model, how)
-        assert str(caught.value).startswith(model.model_path)
-        assert "submit again, and the model is read anew" in str(caught.value)
-        assert same(use(store, other), reference(other))
-        store._check()
-        # As a user would: the file is put there again, whole.
-        with open(f"{model.model_path}.new", "wb") as file:
-            file.write(whole)
-        os.replace(f"{model.model_path}.new", model.model_path)
-        for _ in range(2):
-            assert same(use(store, model), good)
-        assert same(use(store, other), reference(other))
-        assert not store._shelf._retired
-        assert len(store._layers._weights) == 2
-    assert model.model_path not in mapped_weights()
-
-
-@pytest.mark.parametrize("how", DAMAGES)
-@pytest.mark.parametrize("memory", [3 * LAYER, NO_LIMIT])
-def test_a_file_that_changed_since_it_was_used_is_read_anew(even, how, memory):
-    """What is resident of the old one, or was mapped, is not used."""
-    model, other = even("a"), even("b")
-    with store_of(memory) as store:
-        use(store, model)
-        damage(model.model_path, how)
-        if how in ("overwritten", "replaced"):
-            assert same(use(store, model), reference(model))
-        else:
-            with pytest.raises(Exception, match=r"(?i)safetensors|incomplete|header|no such file"):
-                use(store, model)
-        assert same(use(store, other), reference(other))
-        store._check()
-        assert not store._shelf._retired
-
-
-def test_a_file_that_is_still_cut_is_refused_again_and_again(even):
-    model, other = even("a"), even("b")
-    with store_of(NO_LIMIT) as store:
-        use(store, model)
-        damage(model.model_path, "truncated")
-        for _ in range(3):
-            with pytest.raises(Exception, match=r"(?i)safetensors|incomplete|read anew"):
-                use(store, model)
-            assert same(use(store, other), reference(other))
-
-
-class WithTensors(Model):
-    """Bare tensors beside the module: nothing that may be compared as a whole."""
-
-    def load_model(self, model_path):
-        return {"bare": torch.zeros(3), **super().load_model(model_path)}
-
-
-def test_an_old_model_goes_when_its_last_run_ends(even):
-    """Though another has its name and place."""
-    model = even("a", cls=WithTensors)
-    with store_of(NO_LIMIT) as store:
-        for _ in range(4):
-            use(store, model)
-        with store.lease(model) as lease:
-            with ThreadPoolExecutor(1) as pool:
-                for _ in range(3):
-                    damage(model.model_path, "replaced")
-                    assert same(pool.submit(use, store, model).result(WAIT), reference(model))
-            assert [skeleton is lease.skeleton for skeleton in store._shelf._retired] == [True]
-            assert len(store._shelf._skeletons) == 1
-            assert same(give(lease), reference(model))
-        assert not store._shelf._retired
-        assert len(store._layers._weights) <= 2, (
-            "its weights, unless they are the same, and the tensor"
-        )
-
-
-class Replaced(Model):
-    """Its file is replaced while it is read, the first time."""
-
-    def load_model(self, model_path):
-        components = super().load_model(model_path)
-        if not os.path.exists(f"{model_path}.done"):
-            Path(f"{model_path}.done").touch()
-            damage(model_path, "replaced")
-        return components
-
-
-def test_a_file_that_is_replaced_while_it_is_read(even):
-    """All of the model is then in this process's memory; where that does not fit it is read anew."""
-    for layers in (4, 3):
-        model = even(f"a{layers}", cls=Replaced)
-        with store_of(layers * LAYER) as store:
-            if layers == 3:
-                with pytest.raises(LoadError, match="does not fit this worker"):
-                    use(store, model)
-                assert store.models() == []
-            for _ in range(3):
-                assert same(use(store, model), reference(model))
-
-
-def test_other_weights_in_the_same_file_are_used(store, even):
-    model = even("a")
-    old = use(store, model)
-    save_plain(f"{model.model_path}.new", "even", 77, depth=4)
-    os.replace(f"{model.model_path}.new", model.model_path)
-    new = use(store, model)
-    assert same(new, reference(model))
-    assert not same(new, old)
-    assert len(store._layers._weights) == 1, "the old ones are gone"
-
-
-def test_a_run_of_old_weights_goes_on_beside_one_of_new(even):
-    """What it has in memory is still right; what it would have to read is an error."""
-    model = even("a")
-    with store_of(NO_LIMIT) as store:
-        for _ in range(4):
-            old = use(store, model)
-        with store.lease(model) as lease:
-            save_plain(f"{model.model_path}.new", "even", 77, depth=4)
-            os.replace(f"{model.model_path}.new", model.model_path)
-            with ThreadPoolExecutor(1) as pool:
-                new = pool.submit(use, store, model).result(WAIT)
-            assert same(give(lease), old)
-            assert not same(new, old)
-        assert not store._shelf._retired
-        assert len(store._layers._weights) == 1
-
-
-def test_an_error_of_a_load_holds_no_memory(even):
-    """Whoever keeps the error must not keep the arena's block that the layer was to go to."""
-    model = even("a")
-    # So slow that the file is damaged while layers are on their way.
-    with store_of(LAYER // 2, 4 * GRANULE, bandwidth=20 * LAYER) as store:
-        use(store, model)
-        store.trim(model, 0)
-        with pytest.raises(LoadError, match="read anew") as caught:
-            use_damaged(store, model, "truncated")
-        assert store._arena.heap.used_bytes == 0
-        assert any("_copy" in str(entry.name) for entry in caught.traceback)
-
-
-# ---------------------------------------------------------------- arena
-
-
-@pytest.fixture
-def large(even):
-    """A model whose layers are a granule of an arena each."""
-    return even("large", 4, width=128)
-
-
-def test_tensors_take_the_arena_from_weights(large):
-    with store_of(GRANULE, 6 * GRANULE) as store:
-        arena = store._arena
-        use(store, large)
-        assert arena.statistics().weights == 3 * GRANULE
-        blocks = [arena.allocate(GRANULE) for _ in range(6)]
-        assert all(blocks), "weights made room"
-        assert arena.statistics().weights == 0
-        store._check()
-        assert same(use(store, large), reference(large))
-        assert arena.statistics().weights == 0
-        del blocks
-        assert same(use(store, large), reference(large))
-        assert arena.statistics().weights == 3 * GRANULE
-
-
-def test_a_model_waits_for_tensors_to_leave_the_arena(large):
-    """One that fits an arena without them is not refused for good."""
-    with store_of(GRANULE // 2, 6 * GRANULE) as store:
-        blocks = [store._arena.allocate(GRANULE) for _ in range(6)]
-        assert all(blocks)
-        threading.Timer(0.1, blocks.clear).start()
-        assert same(use(store, large), reference(large))
-
-
-def test_a_layer_waits_for_a_gap_in_the_arena(large):
-    """No event of the policy tells that a tensor has gone."""
-    with store_of(GRANULE // 2, 6 * GRANULE) as store, store.lease(large) as lease:
-        blocks = []
-        while blocks[-1:] != [None]:
-            blocks.append(store._arena.allocate(GRANULE))
-        assert len(blocks) > 4
-        threading.Timer(0.1, blocks.clear).start()
-        assert same(give(lease), reference(large))
-
-
-def test_an_arena_that_stays_full_refuses_within_the_bound(large):
-    with store_of(GRANULE // 2, 6 * GRANULE, wait_s=0.1) as store:
-        blocks = [store._arena.allocate(GRANULE) for _ in range(6)]
-        start = time.monotonic()
-        with pytest.raises(LoadError, match="does not fit this worker"):
-            use(store, large)
-        assert time.monotonic() - start < WAIT / 2
-        blocks.clear()
-        assert same(use(store, large), reference(large))

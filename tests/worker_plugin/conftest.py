@@ -1,0 +1,56 @@
+"""Fixtures of the tests of weights."""
+
+from __future__ import annotations
+
+import pytest
+
+from .cache_driver import Driver
+from .leases import NO_LIMIT, Slow, loads
+from .models import Model, save_plain, store_of
+
+
+@pytest.fixture
+def slow():
+    loads.__init__()
+    return lambda tag: Slow(None, kind="even", tag=tag)
+
+
+@pytest.fixture
+def even(tmp_path):
+    """Makes models of equal layers, each in a file of its own."""
+
+    def make(name, depth=4, seed=None, cls=Model, root=0, width=64, **options):
+        path = tmp_path / f"{name}.safetensors"
+        shape = {"depth": depth, "root": root, "width": width}
+        save_plain(path, "even", ord(name[0]) if seed is None else seed, **shape)
+        return cls(str(path), kind="even", **shape, **options)
+
+    return make
+
+
+@pytest.fixture
+def store():
+    with store_of(NO_LIMIT) as store:
+        yield store
+
+
+@pytest.fixture
+def driver():
+    """Makes drivers; the caches are consistent at the end, and empty once all runs have ended."""
+    made = []
+
+    def make(*args, **kwargs):
+        made.append(Driver(*args, **kwargs))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.hold = False
+        if one.load is not None:
+            one.report("loaded")
+        one.cache._check()
+        for row in one.cache.models():
+            if row.runs == 0:
+                one.cache.remove(row.weights)
+        if not one.cache.models():
+            assert one.cache.used("framework") == one.cache.used("arena") == 0

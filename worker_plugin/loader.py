@@ -177,10 +177,10 @@ class Loader:
                 return Buffer(self._device_copier().empty(nbytes))
             except torch.OutOfMemoryError:
                 return None
-        return Buffer(_aligned(nbytes))
+        return Buffer(aligned(nbytes))
 
 
-def _aligned(nbytes: int) -> Any:
+def aligned(nbytes: int) -> Any:
     """A tensor of fresh memory in large pages where the system has them: NumPy asks for these, torch
     does not, and faulting small ones takes as long as the copy."""
     import numpy as np

@@ -22,6 +22,7 @@ from .skeletons import (
     find_virtual,
     held_bytes,
     install_hooks,
+    is_compiled,
     make_weights,
     mark_taken,
     move_held,
@@ -107,8 +108,7 @@ class Shelf:
             if held > NEGLIGIBLE * virtual_bytes:
                 skeleton.held = ModelWeights(f"held {key}", (held,), (0,))
                 self._layers.add(skeleton.held, unit)
-            for part in skeleton.parts:
-                skeleton.handles += install_hooks(part, *self._hooks)
+            skeleton.is_compiled = is_compiled(components)
             stale = self._skeletons.get(key)
             if stale is not None:
                 self._retired.append(stale)
@@ -175,8 +175,7 @@ class Shelf:
                 self._retired.remove(skeleton)
             else:
                 del self._skeletons[skeleton.key]
-            for handle in skeleton.handles:
-                handle.remove()
+            self._unhook(skeleton)
             for part in skeleton.parts:
                 table = part.weights.table
                 assert table is not None
@@ -185,6 +184,22 @@ class Shelf:
                     self._layers.remove(part.weights)
             if skeleton.held is not None:
                 self._layers.remove(skeleton.held)
+
+    def set_hooked(self, skeleton: Skeleton, wanted: bool) -> None:
+        """Its layers are to be waited for, or all of them stay where they are: then hooks, which cost a
+        per cent of a step, are for nothing. The lock is held, and the skeleton in use by who asks."""
+        if wanted and not skeleton.handles:
+            for part in skeleton.parts:
+                skeleton.handles += install_hooks(part, *self._hooks)
+        elif not wanted and skeleton.users == 1 and not skeleton.is_compiled:
+            # Others may be about to need them; compiled code would be compiled anew without them.
+            self._unhook(skeleton)
+
+    @staticmethod
+    def _unhook(skeleton: Skeleton) -> None:
+        for handle in skeleton.handles:
+            handle.remove()
+        skeleton.handles.clear()
 
     def forget_stale(self) -> None:
         """The lock is held."""

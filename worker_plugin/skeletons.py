@@ -68,7 +68,8 @@ class Part:
 @dataclass(eq=False)
 class Skeleton:
     """One loaded ModelFn. key: its model_key and its unit, which keeps it apart from others (see
-    WeightStore). stale: its files have changed; nobody gets it any more. handles: of its hooks."""
+    WeightStore). stale: its files have changed; nobody gets it any more. handles: of its hooks, while
+    they are installed. is_compiled: torch compiles parts of it, hooks included."""
 
     key: str
     model_key: str
@@ -79,6 +80,7 @@ class Skeleton:
     held: ModelWeights | None = None
     users: int = 0
     stale: bool = False
+    is_compiled: bool = False
     handles: list[Any] = field(default_factory=list)
 
     @property
@@ -279,6 +281,15 @@ def _union(layers: Sequence[Layer]) -> Layer:
 
 def _parameter_ids(layers: Sequence[Layer]) -> set[int]:
     return {id(parameter) for layer in layers for _, parameter in layer.parameters}
+
+
+def is_compiled(components: Mapping[str, Any]) -> bool:
+    """Whether torch compiles any module of it."""
+    return any(
+        getattr(module, "_compiled_call_impl", None) is not None or hasattr(module, "_orig_mod")
+        for part in _modules(components)
+        for module in part.modules()
+    )
 
 
 def _untraced(function: Any) -> Any:

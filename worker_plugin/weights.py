@@ -162,6 +162,7 @@ class WeightStore:
                 self._changed.notify_all()  # the next ones may be ready without a load
                 raise
             lease.held = not lease.timings and self._cache.hold(lease.number, time.monotonic())
+            self._shelf.set_hooked(lease.skeleton, not lease.held)
 
     def _end(self, lease: Lease) -> None:
         with self._changed:

@@ -7,12 +7,14 @@ import os
 import pytest
 
 from st2i_dask.bench import load, rebind
+from st2i_dask.bench._transformers import Shape
 
 
 def test_rebinding_is_measured_against_what_pytorch_offers():
-    figures = rebind.run(rounds=20)
+    figures = rebind.run(rounds=20, requests=8, shape=Shape(layers=(1, 2), heads=2))
     assert set(figures) == {
         *("parameters", "us_per_layer", "bind_us", "unbind_us", "views_us", "assign_us", "ratio"),
+        *("request_overhead", "step_ms"),
     }
     assert figures["parameters"] == 32
     assert figures["us_per_layer"] == max(figures["bind_us"], figures["unbind_us"])
@@ -21,6 +23,8 @@ def test_rebinding_is_measured_against_what_pytorch_offers():
         figures["us_per_layer"] / figures["assign_us"], abs=0.001
     )
     assert figures["ratio"] < 0.2
+    assert figures["step_ms"] > 0.1
+    assert -1 < figures["request_overhead"] < 5  # of a step of 2 ms
 
 
 def test_loads_are_measured_against_a_copy():

@@ -337,3 +337,57 @@ def test_a_run_that_broke_off_is_no_measurement(store, even):
         weights = lease.skeleton.weights[0]
         assert store._cache._books.weights[weights.id].executed == 4
         assert store.profiles.wants_compute(store.residency.key(weights, ""))
+
+
+# ---------------------------------------------------------------- hooks
+
+
+def hooks(lease):
+    return len(lease.components["model"].blocks[0]._forward_pre_hooks)
+
+
+def test_a_model_that_stays_in_memory_has_no_hooks_in_its_way(store, even):
+    model = even("a")
+    for _ in range(4):
+        used = use(store, model)
+    with store.lease(model) as lease:
+        assert lease.held
+        assert hooks(lease) == 0
+        assert same(give(lease), used)
+    store.trim(model, 1)
+    with store.lease(model) as lease:
+        assert not lease.held
+        assert hooks(lease) == 1
+        assert same(give(lease), used)
+
+
+def test_hooks_stay_while_another_run_needs_them(store, even):
+    model = even("a")
+    for _ in range(4):
+        use(store, model)
+    store.trim(model, 1)
+    with store.lease(model) as outer:
+        assert not outer.held
+        good = give(outer)
+        with store.lease(model) as inner:
+            assert inner.held
+            assert hooks(inner) == 1
+        assert same(give(outer), good)
+
+
+def test_compiled_code_keeps_its_hooks(store, even):
+    """They are part of it: without them it would be compiled anew."""
+
+    class Compiled(Model):
+        def load_model(self, model_path):
+            components = super().load_model(model_path)
+            for block in components["model"].blocks:
+                block.compile(backend="eager")
+            return components
+
+    model = even("a", cls=Compiled)
+    for _ in range(5):
+        with store.lease(model) as lease:
+            give(lease)
+            assert hooks(lease) == 1
+    assert lease.held

@@ -1,6 +1,7 @@
 // Readers of memory that is freed and reused under them: what they accept is never another block's.
 #include "../seqlock.hpp"
 
+#include <chrono>
 #include <random>
 #include <thread>
 #include <vector>
@@ -55,7 +56,8 @@ TEST(readers_in_the_same_memory) {
     racing_fill(block.data(), static_cast<unsigned char>(generation), kBytes);
     publish(entry, generation);
     ticket.store(generation, std::memory_order_release);
-    if (generation % 8 == 0) std::this_thread::yield();
+    // Long enough for a reader to get through, where there are fewer cores than threads too.
+    if (generation % 8 == 0) std::this_thread::sleep_for(std::chrono::microseconds(100));
     retract(entry);
   }
   done = true;
@@ -101,7 +103,7 @@ TEST(peers_of_a_heap_that_reuses_and_poisons) {
       const std::lock_guard lock(mutex);
       last = {block->offset, block->generation};
     }
-    if (i % 2) std::this_thread::yield();
+    if (i % 2) std::this_thread::sleep_for(std::chrono::microseconds(100));
   }
   done = true;
   for (auto &reader : readers) reader.join();

@@ -86,6 +86,10 @@ class BoundTask:
         self.about = about  # the result's metadata; None unless this is the final task
         self._parameters = parameters
         self._open_stream = open_stream
+        #: Which weights earlier tasks of the request have used, by model key.
+        self.versions: dict[str, str] = {}
+        for outputs in dependencies:
+            self.versions |= outputs.versions
         #: Whether items were handed over while it ran: it cannot be evaluated again.
         self.has_streamed = False
         self.imports: dict[Ref, Any] = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pickle
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -51,22 +51,31 @@ class TaskOutputs:
 
     lost: why these outputs arrived without their values; None for all that are sound. Never left in
     a worker's memory. held: what must live as long as they do where they were made; does not travel.
+    versions: by model key, which weights the request has used so far to make them.
     """
 
-    __slots__ = ("held", "lost", "values")
+    __slots__ = ("held", "lost", "values", "versions")
 
-    def __init__(self, values: tuple[Any, ...], lost: str | None = None):
+    def __init__(
+        self,
+        values: tuple[Any, ...],
+        lost: str | None = None,
+        versions: Mapping[str, str] | None = None,
+    ):
         self.values = values
+        self.versions: Mapping[str, str] = versions or {}
         self.lost = lost
         self.held: Any = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return TaskOutputs._restore, (map_values(self.values, is_plain_tensor, _pack),)
+        values = map_values(self.values, is_plain_tensor, _pack)
+        return TaskOutputs._restore, (values, dict(self.versions))
 
     @staticmethod
-    def _restore(values: tuple[Any, ...]) -> TaskOutputs:
+    def _restore(values: tuple[Any, ...], versions: dict[str, str]) -> TaskOutputs:
         try:
-            return TaskOutputs(map_values(values, _is_packed, lambda packed: packed.unpack()))
+            values = map_values(values, _is_packed, lambda packed: packed.unpack())
+            return TaskOutputs(values, versions=versions)
         except OSError as error:
             # Dask would take it for a failed task; who asked for it looks at `lost` instead.
             return TaskOutputs((), str(error) or type(error).__name__)

@@ -11,10 +11,12 @@ from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+from st2i_dask.errors import LoadError, OutputError
 from st2i_dask.image import finish
 from st2i_dask.invocation import BoundTask
 from st2i_dask.outputs import TaskOutputs, is_tensor, map_values
 
+from .lease import Lease
 from .tensor_store import TensorStore
 from .weights import WeightStore
 
@@ -85,6 +87,7 @@ class Executor:
             task.model_fn, workflow=task.plan.workflow, request=request, bucket=bucket
         ) as lease:
             start = time.perf_counter()
+            versions = _same_weights(task, lease.version)
             if self.device != "cpu":
                 task.imports = map_values(task.imports, is_tensor, self._to_device)
                 task.callbacks = {
@@ -93,29 +96,48 @@ class Executor:
                 }
             here, stalled = time.perf_counter(), lease.load_s
             with _no_grad():
-                result = self._evaluate(task, lease.components)
+                result = self._evaluate(task, lease)
             done, stalled = time.perf_counter(), lease.load_s - stalled
             if task.plan.result is not None:
                 result = finish(map_values(result, is_tensor, self._to_client), task.about or {})
                 self._check_sendable(task, TaskOutputs((result,)))
             else:
-                result = TaskOutputs(map_values(result, is_tensor, self.store.keep))
+                kept = map_values(result, is_tensor, self.store.keep)
+                result = TaskOutputs(kept, versions=versions)
                 self.store.arena.heap.settle()
                 self._check_sendable(task, result)
             transfer_s = here - start + time.perf_counter() - done
         return result, Seconds(lease.load_s, done - here - stalled, transfer_s)
 
-    def _evaluate(self, task: BoundTask, components: Mapping[str, Any]) -> Any:
-        """Once more where the device ran out of memory and cached weights could make room."""
+    def _evaluate(self, task: BoundTask, lease: Lease) -> Any:
+        """Once more where the device ran out of memory and cached weights could make room, and where
+        NaN comes out that may be a layer's that was not in memory."""
         try:
-            return task.evaluate(components)
+            result = task.evaluate(lease.components)
+            if lease.held or not _has_nan(result) or not self._may_repeat(task, lease, "NaN"):
+                return result
         except Exception as error:
             wanted = _out_of_memory(error)
-            # What was streamed may have been read already.
-            if wanted is None or task.has_streamed or not self.models.relieve(wanted):
+            if wanted is not None:
+                # What was streamed may have been read already.
+                if task.has_streamed or not self.models.relieve(wanted):
+                    raise
+                logger.warning("%s ran out of memory; weights went: %s", task.plan.label, error)
+            elif not isinstance(error, OutputError) or not self._may_repeat(task, lease, error):
                 raise
-            logger.warning("%s ran out of memory; weights were evicted: %s", task.plan.label, error)
-        return task.evaluate(components)
+        return task.evaluate(lease.components)
+
+    def _may_repeat(self, task: BoundTask, lease: Lease, why: object) -> bool:
+        """With all of the model in memory, if it was not."""
+        if task.has_streamed or not self.models.hold_all(lease):
+            return False
+        logger.warning(
+            "%s gave %s with only a part of its weights in memory; it runs again, and from now on, with "
+            "all of them: call modules, not their forward or their parameters",
+            task.plan.label,
+            why,
+        )
+        return True
 
     def _check_sendable(self, task: BoundTask, outputs: TaskOutputs) -> None:
         """Once per task program and kinds of values: pickling is dear, and the same next time."""
@@ -147,6 +169,33 @@ def kinds(value: Any) -> Hashable:
     if type(value) is dict:
         return dict, frozenset(map(kinds, value.values()))
     return type(value)
+
+
+def _same_weights(task: BoundTask, version: str) -> Mapping[str, str]:
+    """The weights that the request has used, these included. LoadError if it has used others of this
+    model: its files were replaced meanwhile, and the image would be neither the old nor the new one."""
+    if not version:
+        return task.versions
+    key = task.model_fn.model_key
+    if task.versions.get(key, version) != version:
+        raise LoadError(
+            f"the weights of {task.model_fn!r} were replaced while the request was running; submit "
+            "it again. Weights that are in use must not be overwritten: save others to another folder"
+        )
+    return {**task.versions, key: version}
+
+
+def _has_nan(result: Any) -> bool:
+    """Whether a floating-point tensor among the values has one."""
+    found = False
+
+    def look(tensor: Any) -> Any:
+        nonlocal found
+        found = found or (tensor.is_floating_point() and bool(tensor.isnan().any()))
+        return tensor
+
+    map_values(result, is_tensor, look)
+    return found
 
 
 def _out_of_memory(error: Exception) -> int | None:

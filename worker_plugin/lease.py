@@ -28,6 +28,8 @@ class Lease:
         #: Everything is resident and stays so until the lease ends: hooks have nothing to do.
         self.held = False
         self.waits = False
+        #: Somebody has written to its weights.
+        self.is_spoilt = False
         #: An error of a load that it waits for.
         self.error: Exception | None = None
         #: Per weights id: seconds of each layer's first pass, if this lease measures them.
@@ -38,6 +40,11 @@ class Lease:
         seconds = time.perf_counter() - since
         self.stalled_s += seconds
         self.load_s += seconds
+
+    @property
+    def version(self) -> str:
+        """Which content its weights have; the same on every worker. "" where none lies in files."""
+        return " ".join(part.weights.content for part in self.skeleton.parts)
 
     @property
     def components(self) -> Mapping[str, Any]:

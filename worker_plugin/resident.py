@@ -55,6 +55,7 @@ class ResidentLayers:
         self._listener = listener
         self._weights: dict[str, ModelWeights] = {}
         self._buffers: dict[tuple[str, int], Buffer] = {}
+        self._spoilt: set[str] = set()
         self._loader = Loader(host, device, arena, self._loaded, self._no_room, self._failed)
         if arena is not None:
             arena.reclaim = self._reclaim
@@ -113,6 +114,24 @@ class ResidentLayers:
             elif self._device != "cpu":
                 retire(buffer.tensor)
         return buffer
+
+    def renew(self, weights: ModelWeights) -> None:
+        """Their memory holds something else than their files by now: evict all of it, as soon as no
+        run uses it; until then no run may begin to trust it (see `is_spoilt`)."""
+        self._spoilt.add(weights.id)
+        self.renew_spoilt()
+
+    def renew_spoilt(self) -> None:
+        for id in list(self._spoilt):
+            weights = self._weights.get(id)
+            if weights is None:
+                self._spoilt.discard(id)
+            elif not self._cache.is_used(id):
+                self._spoilt.discard(id)
+                self.do(self._cache.clear(id, time.monotonic()))
+
+    def is_spoilt(self, weights: ModelWeights) -> bool:
+        return weights.id in self._spoilt
 
     # From the loader's thread
 

@@ -104,6 +104,14 @@ class Shelf:
                 assert weights.table is not None
                 bound = weights.table.register(found.layers)
                 skeleton.parts.append(Part(weights, found.layers, bound))
+            skeleton.parameters = [
+                parameter
+                for part in skeleton.parts
+                for layer in part.layers
+                for _, parameter in layer.parameters
+                if not parameter.is_inference()
+            ]
+            skeleton.was_written()
             virtual_bytes = sum(part.weights.nbytes for part in skeleton.parts)
             if held > NEGLIGIBLE * virtual_bytes:
                 skeleton.held = ModelWeights(f"held {key}", (held,), (0,))

@@ -11,6 +11,7 @@ import hashlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,8 @@ NEGLIGIBLE = 0.01
 #: Called with the weights and the layer that a module is about to need, or has needed.
 Hook = Callable[["ModelWeights", int], None]
 
+_version = attrgetter("_version")
+
 # Of a module whose parameters follow a table.
 _TAKEN = "_st2i_taken"
 
@@ -39,7 +42,8 @@ class ModelWeights:
     """One module's weights on this worker; several skeletons may have them.
 
     table: None for what is held. sources: per layer, where its tensors come from; files: all of these.
-    architecture: names the shapes, for measurements that hold for all weights of that form.
+    architecture: names the shapes, for measurements that hold for all weights of that form. content:
+    names the values, alike in every process (see `content.py`).
     """
 
     id: str
@@ -50,6 +54,7 @@ class ModelWeights:
     files: frozenset[FileIdentity] = frozenset()
     architecture: str = ""
     dtype: str = ""
+    content: str = ""
 
     @property
     def nbytes(self) -> int:
@@ -69,7 +74,9 @@ class Part:
 class Skeleton:
     """One loaded ModelFn. key: its model_key and its unit, which keeps it apart from others (see
     WeightStore). stale: its files have changed; nobody gets it any more. handles: of its hooks, while
-    they are installed. is_compiled: torch compiles parts of it, hooks included."""
+    they are installed. is_compiled: torch compiles parts of it, hooks included. is_undivided: it runs with
+    all its layers in memory, where they fit (see WeightStore.hold_all). parameters: the virtual
+    ones; writes: how often they had been written to in place when this was last looked at."""
 
     key: str
     model_key: str
@@ -81,11 +88,21 @@ class Skeleton:
     users: int = 0
     stale: bool = False
     is_compiled: bool = False
+    is_undivided: bool = False
     handles: list[Any] = field(default_factory=list)
+    parameters: list[Any] = field(default_factory=list)
+    writes: int = 0
 
     @property
     def weights(self) -> list[ModelWeights]:
         return [part.weights for part in self.parts] + ([self.held] if self.held else [])
+
+    def was_written(self) -> bool:
+        """Whether model code has changed a virtual parameter in place since this was last asked. What
+        it does through `.data` is not seen."""
+        writes: int = sum(map(_version, self.parameters))
+        written, self.writes = writes != self.writes, writes
+        return written
 
     @property
     def files(self) -> frozenset[FileIdentity]:
@@ -154,6 +171,7 @@ def make_weights(found: Found, unit: str, device: str) -> ModelWeights:
         frozenset(stored.range.file for layer in found.sources for stored in layer),
         architecture,
         str(first.dtype),
+        found.id.partition("-")[0],
     )
 
 

@@ -27,6 +27,7 @@ from .weight_books import Instructions as Instructions
 from .weight_books import Load as Load
 from .weight_books import Mode as Mode
 from .weight_books import Region as Region
+from .weight_fit import packs
 from .weight_loads import Loads
 from .weight_runs import Run, Runs
 
@@ -124,6 +125,11 @@ class WeightCache:
         )
         return f"{what} must be in memory at once, each layer in one region, and there is {room}"
 
+    def fits_whole(self, *weights: str) -> bool:
+        """Whether all their layers can be in memory at once."""
+        sizes = [size for name in dict.fromkeys(weights) for size in self._known(name).sizes]
+        return packs(self._books.capacity, sorted(sizes, reverse=True))
+
     def models(self) -> list[Row]:
         """Least recently used first."""
         rows = []
@@ -213,6 +219,15 @@ class WeightCache:
         _refuse_region(region)
         _refuse_bytes("a demand", nbytes, 1)
         return self._loads.make_room(region, max(1, nbytes - self._books.free(region)))
+
+    def is_used(self, weights: str) -> bool:
+        """Whether a run uses them, or a layer of them is being copied in."""
+        known, loading = self._known(weights), self._books.loading
+        return known.users > 0 or (loading is not None and loading[0] is known)
+
+    def clear(self, weights: str, now: float) -> Instructions:
+        """Evict all layers of weights that nobody uses."""
+        return self._loads.evict_all_of(self._known(weights))
 
     def trim(self, weights: str, layers: int, now: float) -> Instructions:
         """Evict the layers of idle weights from that one on, in order of execution."""

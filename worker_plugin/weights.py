@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from st2i_dask.errors import LoadError
+from st2i_dask.errors import LoadError, OutputError
 from st2i_dask.model_fn import ModelFn
 
 from .arena import Arena
@@ -125,6 +125,12 @@ class WeightStore:
         finally:
             self._host.release(files)
             self._shelf.let_go(skeleton)
+        if lease.is_spoilt:
+            raise OutputError(
+                f"{skeleton.label}: execute changed a parameter in place while it ran, or another run "
+                "with the same weights did; weights are shared between requests and tenants: copy a "
+                "parameter (parameter.clone()) before changing it"
+            )
 
     def _take(self, model_fn: ModelFn, unit: str) -> tuple[Skeleton, frozenset[FileIdentity], bool]:
         """The model, its files, which are open, and whether it was there."""
@@ -161,8 +167,31 @@ class WeightStore:
                 self._layers.do(self._cache.end(lease.number, time.monotonic()))
                 self._changed.notify_all()  # the next ones may be ready without a load
                 raise
+            if lease.skeleton.is_undivided:
+                self._load_all(lease)
             lease.held = not lease.timings and self._cache.hold(lease.number, time.monotonic())
             self._shelf.set_hooked(lease.skeleton, not lease.held)
+
+    def hold_all(self, lease: Lease) -> bool:
+        """Bring in all layers, for the rest of the lease and all later ones of this model: its code
+        uses weights without calling the module that has them, where no hook waits for them. False:
+        that is so already, or they do not fit at once."""
+        with self._changed:
+            if lease.held or lease.skeleton.is_undivided or not lease.skeleton.parts:
+                return False
+            lease.skeleton.is_undivided = True
+            return self._load_all(lease)
+
+    def _load_all(self, lease: Lease) -> bool:
+        """Holds the lock; waiting lets go of it. False: they do not fit at once."""
+        if not self._cache.fits_whole(*lease.ids):
+            return False
+        for each in lease.skeleton.weights:
+            for layer in range(len(each.sizes)):
+                entering = self._cache.enter(lease.number, each.id, layer, time.monotonic())
+                self._layers.do(entering)
+                self._await(lease, lambda: not self._cache.waiting(lease.number))
+        return True
 
     def _end(self, lease: Lease) -> None:
         with self._changed:
@@ -176,6 +205,12 @@ class WeightStore:
                 if timing is not None:
                     self._cache.set_order(each.id, timing.order)
                 self._cache.set_prefix(each.id, prefix)
+            spoilt = lease.skeleton.was_written()
+            for part in lease.skeleton.parts:
+                if spoilt:
+                    self._layers.renew(part.weights)
+                lease.is_spoilt |= spoilt or self._layers.is_spoilt(part.weights)
+            self._layers.renew_spoilt()
             self._changed.notify_all()
 
     def _enter(self, weights: ModelWeights, layer: int) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pickle
 import time
 
 import pytest
@@ -22,6 +24,7 @@ from worker_plugin.tensor_store import TensorStore
 from worker_plugin.weights import WeightStore
 
 torch = pytest.importorskip("torch")
+from safetensors.torch import load_file, save_file  # noqa: E402
 
 
 class Linear(st2i.ModelFn):
@@ -277,3 +280,85 @@ def test_models_that_nobody_uses_are_given_back_at_once():
         pass
     executor.close()
     assert not executor.models.models()
+
+
+# ---------------------------------------------------------------- weights in files
+
+
+class Stored(st2i.ModelFn):
+    """Two blocks whose weights come from a file; `way` says how execute uses them."""
+
+    def setup_io(self):
+        self.add_input("x")
+        self.add_output("y")
+
+    def load_model(self, model_path):
+        net = torch.nn.Module()
+        net.blocks = torch.nn.ModuleList([torch.nn.Linear(64, 64) for _ in range(2)])
+        net.load_state_dict(load_file(model_path), assign=True)
+        return {"net": net}
+
+    def execute(self, model_components, x):
+        for block in model_components["net"].blocks:
+            way = self.options.get("way")
+            if way == "parameters":
+                x = torch.nn.functional.linear(x, block.weight, block.bias)
+            else:
+                x = block.forward(x) if way == "forward" else block(x)
+        return {"y": x}
+
+
+X = torch.linspace(-1, 1, 64).reshape(1, 64)
+
+
+def save(path, seed):
+    generator = torch.Generator().manual_seed(seed)
+    shapes = {"weight": (64, 64), "bias": (64,)}
+    state = {
+        f"blocks.{i}.{name}": torch.randn(*shape, generator=generator)
+        for i in range(2)
+        for name, shape in shapes.items()
+    }
+    save_file(state, f"{path}.new")
+    os.replace(f"{path}.new", path)
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = str(tmp_path / "net.safetensors")
+    save(path, 0)
+    return path
+
+
+def test_a_request_never_mixes_old_and_new_weights(executor, file):
+    first, second = tasks(Stored(file), Stored(file))
+    begun, _ = executor.run(BoundTask(first, {"x": X}, None, ()))
+    travelled = pickle.loads(pickle.dumps(begun, protocol=5))
+    save(file, 1)
+    for outputs in (begun, travelled):
+        with pytest.raises(st2i.LoadError, match=r"net\.safetensors.*replaced while the request"):
+            executor.run(BoundTask(second, {}, {}, (outputs,)))
+    new, _ = executor.run(BoundTask(first, {"x": X}, None, ()))
+    result, _ = executor.run(BoundTask(second, {}, {}, (new,)))
+    net = Stored(file).load_model(file)["net"]
+    with torch.no_grad():
+        assert torch.equal(result, net.blocks[1](net.blocks[0](net.blocks[1](net.blocks[0](X)))))
+
+
+@pytest.mark.parametrize("way", ["parameters", "forward"])
+def test_code_that_goes_round_the_hooks_gets_its_weights_where_they_fit(file, way):
+    arena = Arena(HostHeap(ARENA))
+    executor = Executor(WeightStore(memory=40_000), TensorStore(arena))
+    model, usual = Stored(file, way=way), Stored(file)
+    wanted, _ = run_chain(executor, usual, x=X)
+    for _ in range(3):
+        executor.models.trim(usual, 0)  # the same weights: none is in memory
+        result, _ = run_chain(executor, model, x=X)
+        assert torch.equal(result, wanted)
+    executor.models._check()
+    executor.models.close()
+
+
+def test_a_model_that_gives_nan_gives_it_whatever_is_in_memory(executor, file):
+    result, _ = run_chain(executor, Stored(file), x=torch.full((1, 64), float("nan")))
+    assert result.isnan().all()

@@ -290,9 +290,16 @@ class WeightStore:
             if not self._layers.is_arena_busy() or time.perf_counter() - start > self._wait_s:
                 # What is held may be so because its file was replaced while it was read.
                 lease.skeleton.stale |= lease.skeleton.held is not None
+                held = lease.skeleton.held
+                if held is not None:
+                    why += (
+                        f"; {held.nbytes:,} bytes of it are kept whole, as they do not come unchanged "
+                        "from safetensors files"
+                    )
                 raise LoadError(
                     f"model {lease.skeleton.label} does not fit this worker: {why}; raise its "
-                    "memory with st2i.attach(client, memory_bytes=...) or use a smaller dtype"
+                    "memory with st2i.attach(client, memory_bytes=...), give less of it to "
+                    "arena_bytes, or use a smaller dtype"
                 )
             self._changed.wait(LOOK_SECONDS)
 

@@ -103,7 +103,8 @@ TEST(peers_of_a_heap_that_reuses_and_poisons) {
       const std::lock_guard lock(mutex);
       last = {block->offset, block->generation};
     }
-    if (i % 2) std::this_thread::yield();
+    // Now and then long enough for a reader to get through; else the block is gone under it.
+    if (i % 8 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
   done = true;
   for (auto &reader : readers) reader.join();

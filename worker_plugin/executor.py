@@ -11,7 +11,7 @@ from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from st2i_dask.errors import LoadError, OutputError
+from st2i_dask.errors import LoadError, NotFiniteError
 from st2i_dask.image import finish
 from st2i_dask.invocation import BoundTask
 from st2i_dask.outputs import TaskOutputs, is_tensor, map_values
@@ -112,31 +112,39 @@ class Executor:
     def _evaluate(self, task: BoundTask, lease: Lease) -> Any:
         """Once more where the device ran out of memory and cached weights could make room, and where
         NaN comes out that may be a layer's that was not in memory."""
+        whole = False
         try:
             result = task.evaluate(lease.components)
-            if lease.held or not _has_nan(result) or not self._may_repeat(task, lease, "NaN"):
+            if lease.held or not _has_nan(result):
+                return result
+            whole = self._hold_all(task, lease)
+            if not whole:
                 return result
         except Exception as error:
-            wanted = _out_of_memory(error)
-            if wanted is not None:
-                # What was streamed may have been read already.
-                if task.has_streamed or not self.models.relieve(wanted):
-                    raise
-                logger.warning("%s ran out of memory; weights went: %s", task.plan.label, error)
-            elif not isinstance(error, OutputError) or not self._may_repeat(task, lease, error):
+            whole = isinstance(error, NotFiniteError) and self._hold_all(task, lease)
+            if not whole and not self._relieve(task, error):
                 raise
-        return task.evaluate(lease.components)
+        result = task.evaluate(lease.components)
+        if whole and not _has_nan(result):
+            self.models.keep_undivided(lease)
+            logger.warning(
+                "%s gave NaN with a part of its weights in memory, and none with all of them: from now "
+                "on it runs so; to run in less, call modules, not their forward or their parameters",
+                task.plan.label,
+            )
+        return result
 
-    def _may_repeat(self, task: BoundTask, lease: Lease, why: object) -> bool:
-        """With all of the model in memory, if it was not."""
-        if task.has_streamed or not self.models.hold_all(lease):
+    def _hold_all(self, task: BoundTask, lease: Lease) -> bool:
+        """Whether it may run again, with all of its weights in memory."""
+        # What was streamed may have been read already.
+        return not task.has_streamed and self.models.hold_all(lease)
+
+    def _relieve(self, task: BoundTask, error: Exception) -> bool:
+        """Whether it may run again, as it was short of memory and weights have made room."""
+        wanted = _out_of_memory(error)
+        if wanted is None or task.has_streamed or not self.models.relieve(wanted):
             return False
-        logger.warning(
-            "%s gave %s with only a part of its weights in memory; it runs again, and from now on, with "
-            "all of them: call modules, not their forward or their parameters",
-            task.plan.label,
-            why,
-        )
+        logger.warning("%s ran out of memory; weights went: %s", task.plan.label, error)
         return True
 
     def _check_sendable(self, task: BoundTask, outputs: TaskOutputs) -> None:

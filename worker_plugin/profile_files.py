@@ -9,11 +9,11 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
+
+from .node_cache import replace_json
 
 logger = logging.getLogger(__name__)
 
@@ -67,17 +67,10 @@ class ProfileFiles:
     def write(self, weights: str, content: Any) -> bool:
         """Replace the file. False when it could not be: then the old one is still there."""
         whole = {"version": VERSION, "weights": weights, "content": content}
-        path, temporary = self.path(weights), None
         try:
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            number, temporary = tempfile.mkstemp(".tmp", f".{path.stem}-", self.folder)
-            with os.fdopen(number, "w") as file:
-                json.dump(whole, file, separators=(",", ":"), allow_nan=False)
-            os.replace(temporary, path)
+            replace_json(self.path(weights), whole)
             return True
         except OSError as error:
-            if temporary is not None:
-                _remove(temporary)
             if not self._write_warned:
                 self._write_warned = True
                 logger.warning(
@@ -87,10 +80,3 @@ class ProfileFiles:
                     error,
                 )
             return False
-
-
-def _remove(path: str) -> None:
-    try:
-        os.unlink(path)
-    except OSError:  # a folder that went away took it along
-        return

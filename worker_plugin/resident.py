@@ -116,8 +116,8 @@ class ResidentLayers:
         return buffer
 
     def renew(self, weights: ModelWeights) -> None:
-        """Their memory holds something else than their files by now: evict all of it, as soon as no
-        run uses it; until then no run may begin to trust it (see `is_spoilt`)."""
+        """Their memory holds something else than their files by now: evict all of it as soon as no run
+        uses it. What runs of it give until then is not to be trusted (see `is_spoilt`)."""
         self._spoilt.add(weights.id)
         self.renew_spoilt()
 
@@ -178,14 +178,10 @@ class ResidentLayers:
 
     def look_again(self) -> None:
         """Somebody waits, and nothing is being copied: a layer that found no gap among the tensors of
-        the arena may find one now. The policy tries again when a capacity grows."""
-        if self._arena is None or self._cache.outstanding() is not None:
-            return
-        self.size_arena()
-        room = self._cache.capacity("arena")
-        for nbytes in (max(0, room - 1), room):
-            self.do(self._cache.set_capacity("arena", nbytes, time.monotonic()))
-        self._changed.notify_all()
+        the arena may find one now."""
+        if self._arena is not None and self._cache.outstanding() is None:
+            self.size_arena()
+            self._changed.notify_all()
 
     def give_up(self, region: Region, nbytes: int) -> bool:
         """Evict for somebody who found no room there; False: there is nothing to evict."""

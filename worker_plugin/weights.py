@@ -134,7 +134,8 @@ class WeightStore:
 
     def _take(self, model_fn: ModelFn, unit: str) -> tuple[Skeleton, frozenset[FileIdentity], bool]:
         """The model, its files, which are open, and whether it was there."""
-        for attempt in itertools.count(1):
+        left = ATTEMPTS
+        while True:
             skeleton, was_there = self._shelf.take(model_fn, unit)
             files = skeleton.files
             try:
@@ -143,9 +144,9 @@ class WeightStore:
             except LoadError:
                 skeleton.stale = True
                 self._shelf.let_go(skeleton)
-                if not was_there or attempt == ATTEMPTS:  # they change all the time
+                left -= 1
+                if not was_there or not left:  # they change all the time
                     raise
-        raise AssertionError
 
     def _begin(self, lease: Lease) -> None:
         weights = lease.skeleton.weights
@@ -162,25 +163,29 @@ class WeightStore:
                 self._layers.do(self._cache.begin(lease.number, names, time.monotonic()))
                 self._changed.notify_all()
                 self._await(lease, lambda: self._cache.ready(lease.number))
+                if lease.skeleton.is_undivided:
+                    self._load_all(lease)
             except BaseException:
                 del self._leases[lease.number]
                 self._layers.do(self._cache.end(lease.number, time.monotonic()))
                 self._changed.notify_all()  # the next ones may be ready without a load
                 raise
-            if lease.skeleton.is_undivided:
-                self._load_all(lease)
             lease.held = not lease.timings and self._cache.hold(lease.number, time.monotonic())
             self._shelf.set_hooked(lease.skeleton, not lease.held)
 
     def hold_all(self, lease: Lease) -> bool:
-        """Bring in all layers, for the rest of the lease and all later ones of this model: its code
-        uses weights without calling the module that has them, where no hook waits for them. False:
-        that is so already, or they do not fit at once."""
+        """Bring in all layers for the rest of the lease: its code may use weights without calling the
+        module that has them, where no hook waits for them. False: they are there, or do not fit at
+        once."""
         with self._changed:
             if lease.held or lease.skeleton.is_undivided or not lease.skeleton.parts:
                 return False
-            lease.skeleton.is_undivided = True
             return self._load_all(lease)
+
+    def keep_undivided(self, lease: Lease) -> None:
+        """Later leases of this model begin with all its layers, where they fit: it needs them so."""
+        with self._changed:
+            lease.skeleton.is_undivided = True
 
     def _load_all(self, lease: Lease) -> bool:
         """Holds the lock; waiting lets go of it. False: they do not fit at once."""
@@ -316,6 +321,7 @@ class WeightStore:
                     lease.error = error
 
     def load_over(self) -> None:
+        self._layers.renew_spoilt()
         self._shelf.forget_stale()
 
     # Memory

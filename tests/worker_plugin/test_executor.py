@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import time
+from unittest.mock import patch
 
 import pytest
 from PIL import Image
@@ -12,7 +13,7 @@ from PIL import Image
 import st2i_dask as st2i
 from st2i_dask.dag import build
 from st2i_dask.fusion import fuse
-from st2i_dask.image import GeneratedImage
+from st2i_dask.image import GeneratedImage, check_pixels
 from st2i_dask.invocation import BoundTask
 from st2i_dask.outputs import TaskOutputs
 from st2i_dask.plan import pack
@@ -359,6 +360,80 @@ def test_code_that_goes_round_the_hooks_gets_its_weights_where_they_fit(file, wa
     executor.models.close()
 
 
+class Counted(Stored):
+    """Its output is no number, or it is refused as an image is; its runs are counted."""
+
+    runs: list[bool] = []  # noqa: RUF012
+
+    def execute(self, model_components, x):
+        net = model_components["net"]
+        y = net.blocks[1](net.blocks[0](x))
+        self.runs.append(bool(net.blocks[0].weight.isnan().any()))
+        if self.options["refused"] == "NaN":
+            check_pixels(y, lowest=-1e9, where="Counted")
+        elif self.options["refused"]:
+            raise st2i.OutputError("all black")
+        return {"y": y}
+
+
+def undivided(executor):
+    return [skeleton.is_undivided for skeleton in executor.models._shelf]
+
+
 def test_a_model_that_gives_nan_gives_it_whatever_is_in_memory(executor, file):
-    result, _ = run_chain(executor, Stored(file), x=torch.full((1, 64), float("nan")))
+    Counted.runs.clear()
+    nan = torch.full((1, 64), float("nan"))
+    result, _ = run_chain(executor, Counted(file, refused=""), x=nan)
     assert result.isnan().all()
+    assert len(Counted.runs) == 2, "it might have been a layer that was not there"
+    assert undivided(executor) == [False], "but was not"
+
+
+@pytest.mark.parametrize(("refused", "runs"), [("NaN", 2), ("black", 1)])
+def test_only_what_may_come_of_an_absent_layer_is_run_again(executor, file, refused, runs):
+    Counted.runs.clear()
+    nan = torch.full((1, 64), float("nan"))
+    with pytest.raises(st2i.OutputError, match=r"Counted produced 64 of 64|all black"):
+        run_chain(executor, Counted(file, refused=refused), x=nan)
+    assert len(Counted.runs) == runs
+    assert undivided(executor) == [False]
+    executor.models._check()
+
+
+def test_an_image_that_is_refused_for_an_absent_layer_is_drawn_again(file):
+    executor = Executor(WeightStore(memory=40_000), TensorStore(Arena(HostHeap(ARENA))))
+
+    class Draws(Stored):
+        def execute(self, model_components, x):
+            result = super().execute(model_components, x)
+            check_pixels(result["y"], lowest=-1e9, where="Draws")
+            return result
+
+    wanted, _ = run_chain(executor, Stored(file), x=X)
+    executor.models.trim(Stored(file), 0)
+    result, _ = run_chain(executor, Draws(file, way="forward"), x=X)
+    assert torch.equal(result, wanted)
+    assert undivided(executor) == [False, True]
+    executor.models.close()
+
+
+def test_a_model_that_is_wanted_whole_and_finds_no_room_leaves_nothing_behind(file):
+    store = WeightStore(memory=40_000, wait_s=0.2)
+    model, other = Stored(file, way="forward"), Stored(file)
+    with store.lease(model) as lease:
+        store.keep_undivided(lease)
+    store.trim(model, 0)
+
+    lost = []
+    with (
+        patch.object(store._layers._loader, "submit", lambda load, *_: lost.append(load)),
+        pytest.raises(st2i.LoadError, match=r"no room for model Stored"),
+        store.lease(model),
+    ):
+        pass
+    store._layers._failed(lost.pop(), OSError())
+    assert not store._leases
+    with store.lease(other) as lease, torch.no_grad():
+        other.execute(lease.components, X)
+    store._check()
+    store.close()

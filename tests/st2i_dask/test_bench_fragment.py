@@ -7,6 +7,7 @@ import math
 import pytest
 
 from st2i_dask.bench import fragment
+from st2i_dask.bench._layer_sizes import models, packed
 
 KEYS = {
     *("failed", "failed_share", "failed_tensors", "failed_tensors_share", "fallbacks"),
@@ -16,9 +17,9 @@ KEYS = {
 
 
 def test_the_models_have_their_published_sizes():
-    models = fragment.models()
-    assert len(models) == 20
-    billions = {name: sum(sum(layer) for layer in layers) / 1e9 for name, layers in models.items()}
+    found = models()
+    assert len(found) == 20
+    billions = {name: sum(sum(layer) for layer in layers) / 1e9 for name, layers in found.items()}
     for name, published in {
         "flux-0": 11.9,
         "sd3.5-large-0": 8.1,
@@ -34,7 +35,7 @@ def test_the_models_have_their_published_sizes():
 
 
 def test_a_layer_is_packed_at_64_bytes():
-    assert fragment.packed([1, 32, 33]) == 64 + 64 + 128
+    assert packed([1, 32, 33]) == 64 + 64 + 128
 
 
 def test_figures_of_all_rivals():

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from worker_plugin import mapped_file
+from worker_plugin.host_tier import HostTier
+
 from .cache_driver import Driver
+from .host_files import mappings_of, open_files
 from .leases import NO_LIMIT, Slow, loads
 from .models import Model, save_plain, store_of
 
@@ -54,3 +58,26 @@ def driver():
                 one.cache.remove(row.weights)
         if not one.cache.models():
             assert one.cache.used("framework") == one.cache.used("arena") == 0
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder of which nothing is open or mapped after the test."""
+    yield tmp_path
+    assert (open_files(tmp_path), mappings_of(tmp_path)) == (0, 0)
+    assert not mapped_file._open
+
+
+@pytest.fixture
+def make_tier(folder):
+    made = []
+
+    def make(budget=1 << 30, **options):
+        made.append(HostTier(budget, **options))
+        return made[-1]
+
+    yield make
+    for tier in made:
+        tier._check()
+        tier.close()
+        tier._check()

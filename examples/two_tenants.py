@@ -43,7 +43,7 @@ if __name__ == "__main__":  # Dask starts processes that import this file
         st2i.settings(client, slack_s=0.5)
         shapes = st2i.load("shapes")
 
-        batch = shapes.map(client, PROMPTS * 20, seed=range(360), tenant="batch")
+        batch = shapes.map(client, PROMPTS * 40, seed=range(720), tenant="batch")
         wait(batch, return_when="FIRST_COMPLETED")  # batch has paid for loading the model
         print(f"batch has submitted {len(batch)} pictures")
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow  # a minute
+
 EXAMPLE = Path(__file__).parents[1] / "examples" / "two_tenants.py"
 
 

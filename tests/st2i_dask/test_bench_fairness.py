@@ -139,6 +139,7 @@ def test_throughput_gives_its_ratios():
     assert figures["ours_us"] < figures["one_step_us"]
 
 
+@pytest.mark.slow
 def test_steps_says_what_they_save_and_that_a_newcomer_waits_for_one():
     from st2i_dask.bench import steps
 
@@ -147,6 +148,6 @@ def test_steps_says_what_they_save_and_that_a_newcomer_waits_for_one():
     assert figures["saved_fraction"] == pytest.approx(
         1 - figures["alone_many_s"] / figures["alone_1_s"], abs=0.02
     )
-    assert figures["no_op_many_s"] < figures["no_op_1_s"]
+    assert 0 < figures["no_op_many_s"] < figures["alone_many_s"]
     # One step, and what a busy machine adds; without the yield it would be six or more.
     assert figures["newcomer_wait_steps"] < 3

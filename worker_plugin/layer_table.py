@@ -12,11 +12,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 from .layers import Layer
 
-#: Tensors start at multiples of it within a layer's buffer, bytes: what kernels like best.
+#: Bytes. What torch's CPU allocator gives, and the widest that CPU kernels ask for.
 ALIGNMENT = 64
 
 
@@ -57,7 +58,7 @@ class LayerTable:
     """
 
     def __init__(self, layers: Sequence[Layer], device: Any = None) -> None:
-        packed = [_pack(layer) for layer in layers]
+        packed = [_pack(layer, device) for layer in layers]
         #: Per layer and parameter, in the order of `Layer.parameters`. Those that share memory share
         #: a place.
         self.slots: tuple[tuple[Slot, ...], ...] = tuple(slots for slots, _ in packed)
@@ -148,14 +149,20 @@ class LayerTable:
                         assert parameter.stride() == tensor.stride(), slot.name
 
 
-def _pack(layer: Layer) -> tuple[tuple[Slot, ...], int]:
-    """In order of address: what lies side by side in a file does so here, and is copied as one."""
+def _pack(layer: Layer, device: Any) -> tuple[tuple[Slot, ...], int]:
+    """In order of address: what lies side by side in a file does so here, and is copied as one.
+
+    On a CPU a tensor is as far from a multiple of ALIGNMENT as the parameter is where it was read:
+    kernels may sum in another order by it, and every bit would not be the reference's. Devices have
+    the reference's weights at multiples of it too.
+    """
     places: dict[tuple[int, int], int] = {}
     end = 0
-    for place in sorted(_place(name, parameter) for name, parameter in layer.parameters):
-        if place not in places:
-            places[place] = end
-            end += -(-place[1] // ALIGNMENT) * ALIGNMENT
+    items = {_place(name, parameter): parameter for name, parameter in layer.parameters}
+    for place, parameter in sorted(items.items(), key=itemgetter(0)):
+        phase = phase_of(parameter) if device is None or str(device) == "cpu" else 0
+        places[place] = end + (phase - end) % ALIGNMENT
+        end = places[place] + place[1]
     slots = (
         Slot(
             name,
@@ -167,7 +174,13 @@ def _pack(layer: Layer) -> tuple[tuple[Slot, ...], int]:
         )
         for name, parameter in layer.parameters
     )
-    return tuple(slots), end
+    return tuple(slots), -(-end // ALIGNMENT) * ALIGNMENT
+
+
+def phase_of(tensor: Any) -> int:
+    """Bytes beyond a multiple of ALIGNMENT; 0 for one that no view of bytes can be made at."""
+    phase: int = tensor.data_ptr() % ALIGNMENT
+    return 0 if phase % tensor.element_size() else phase
 
 
 def _place(name: str, parameter: Any) -> tuple[int, int]:

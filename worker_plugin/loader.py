@@ -128,7 +128,7 @@ class Loader:
     def _copy(self, weights: ModelWeights, layer: int, into: Any) -> None:
         assert weights.table is not None
         slots = zip(weights.table.slots[layer], weights.sources[layer], strict=True)
-        by_offset = {slot.offset: (slot, stored) for slot, stored in slots}.values()
+        by_offset = {slot.offset: (slot, stored) for slot, stored in slots if slot.nbytes}.values()
         as_is = [Part(s.range, slot.offset) for slot, s in by_offset if s.dtype == slot.dtype]
         files = {stored.range.file for _, stored in by_offset}
         self._host.acquire(files)

@@ -21,7 +21,7 @@ from st2i_dask.outputs import is_tensor
 
 from .content import ContentIds, Source
 from .file_identity import FileIdentity
-from .layer_table import LayerTable
+from .layer_table import ALIGNMENT, LayerTable
 from .layers import ROOT, Layer, divide
 from .mappings import SUFFIX, file_ranges
 from .stored import Stored, converted
@@ -151,8 +151,12 @@ def _where(module: Any, parameters: Sequence[tuple[str, Any]]) -> list[Stored | 
 
 
 def make_weights(found: Found, unit: str, device: str) -> ModelWeights:
-    """The weights of a module, with a table of their own. unit: keeps them apart from others."""
+    """The weights of a module, with a table of their own. unit: keeps them apart from others.
+
+    Equal values that lie otherwise in their file are other weights: see `layer_table`.
+    """
     table = LayerTable(found.layers, device)
+    phases = [slot.offset % ALIGNMENT for slots in table.slots for slot in slots]
     # Or a copy would write over what lies behind it.
     assert all(
         stored.dtype != slot.dtype or stored.range.nbytes == slot.nbytes
@@ -163,7 +167,7 @@ def make_weights(found: Found, unit: str, device: str) -> ModelWeights:
     first = found.layers[0].parameters[0][1]
     architecture = _architecture(found.layers)
     return ModelWeights(
-        f"{unit}\0{found.id}\0{architecture}",
+        f"{unit}\0{found.id}\0{architecture}\0{_digest(phases)}",
         table.nbytes,
         roots,
         table,
@@ -198,12 +202,20 @@ def take_from_files(components: Mapping[str, Any], virtual: Sequence[Found]) -> 
         address = storage.data_ptr()
         if not any(start <= address < end for start, end in spans):
             continue
-        if address not in copies:
-            copies[address] = storage.clone()
         import torch  # not for models without it
 
-        place = copies[address], tensor.storage_offset(), tensor.size(), tensor.stride()
-        tensor.data = torch.empty(0, dtype=tensor.dtype).set_(*place)
+        phase = address % ALIGNMENT
+        if address not in copies:
+            copies[address] = torch.empty(storage.nbytes() + phase, dtype=torch.uint8)
+            mapped = torch.empty(0, dtype=torch.uint8).set_(storage)
+            copies[address][phase:].copy_(mapped)
+        # What no view can be made at lies a few bytes off: no kernel takes it as it is either.
+        skip, rest = divmod(phase, tensor.element_size())
+        copy = copies[address][rest:].clone() if rest else copies[address]
+        place = copy.untyped_storage(), tensor.storage_offset() + skip
+        tensor.data = torch.empty(0, dtype=tensor.dtype).set_(
+            *place, tensor.size(), tensor.stride()
+        )
 
 
 def mark_taken(components: Mapping[str, Any]) -> None:
@@ -372,4 +384,8 @@ def _contents(layers: Sequence[Layer], sources: Sequence[tuple[Stored, ...]]) ->
 def _architecture(layers: Sequence[Layer]) -> str:
     """Digest (16 hex digits) of the layers' names and shapes."""
     shapes = [(layer.name, [tuple(p.shape) for _, p in layer.parameters]) for layer in layers]
-    return hashlib.sha256(repr(shapes).encode()).hexdigest()[:16]
+    return _digest(shapes)
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(repr(value).encode()).hexdigest()[:16]

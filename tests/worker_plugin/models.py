@@ -17,6 +17,8 @@ from worker_plugin.arena import Arena
 from worker_plugin.host_heap import HostHeap
 from worker_plugin.weights import WeightStore
 
+from .aligned import align
+
 #: Component of the tiny pipeline, by kind of model.
 PIPELINE = {
     "transformer": ("transformer", "diffusers", "FluxTransformer2DModel"),
@@ -102,6 +104,7 @@ def save_pipeline(folder):
         for kind, (name, _, _) in PIPELINE.items():
             module = getattr(pipeline, name).to(getattr(torch, dtype))
             module.save_pretrained(Path(folder) / dtype / kind, safe_serialization=True)
+    align(folder)
 
 
 def save_plain(path, kind, seed=0, dtype="float32", **options):
@@ -111,6 +114,7 @@ def save_plain(path, kind, seed=0, dtype="float32", **options):
     module = make_plain(kind, seed, dtype, **options)
     tensors = {name: p.detach().clone() for name, p in module.named_parameters()}
     save_file(tensors, path)
+    align(path)
     return path
 
 

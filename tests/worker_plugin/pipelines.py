@@ -16,6 +16,8 @@ from distributed import Client
 import st2i_dask as st2i
 from st2i_dask.catalogue import tiny
 
+from .aligned import align
+
 TIMEOUT = 120
 MIB = 1 << 20
 # Workers run one torch thread each; the reference must sum in the same order.
@@ -31,6 +33,7 @@ class Pipeline:
     def __init__(self, path: Path, *, layers: tuple[int, int], heads: int, seed: int = 0):
         pipeline = tiny.flux(layers=layers, heads=heads, seed=seed)
         pipeline.save_pretrained(path, safe_serialization=True)
+        align(path)
         pipeline.set_progress_bar_config(disable=True)
         self.path, self._pipeline = path, pipeline
         blocks = pipeline.transformer.transformer_blocks[0].parameters()

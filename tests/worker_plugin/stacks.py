@@ -12,6 +12,8 @@ from safetensors.torch import load_file, save_file
 
 import st2i_dask as st2i
 
+from .aligned import align
+
 WIDTH = 256
 BLOCK = WIDTH * WIDTH * 4  # bytes
 
@@ -40,6 +42,7 @@ def save(path: Path, depth: int, seed: int = 0, *, width: int = WIDTH) -> Path:
         for i in range(depth)
     }
     save_file(blocks, path)
+    align(path)
     return path
 
 

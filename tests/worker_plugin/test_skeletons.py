@@ -16,6 +16,7 @@ from worker_plugin.layers import ROOT
 from worker_plugin.mappings import file_ranges
 from worker_plugin.skeletons import find_virtual, held_bytes, make_weights, take_from_files
 
+from .aligned import align
 from .models import (
     PLAIN,
     Model,
@@ -165,6 +166,19 @@ def test_what_is_held_does_not_stay_in_the_mapped_file(tmp_path):
         assert torch.equal(held["bare"], tensors["bare"])
         assert torch.equal(held["model"].mean, module.mean)
         assert torch.equal(held["model"].turned, module.turned)
+
+
+@pytest.mark.parametrize("phase", [0, 4, 8, 40])
+def test_what_is_held_is_aligned_as_it_was_in_its_file(tmp_path, phase):
+    path = tmp_path / "held.safetensors"
+    save_file({"a": torch.arange(10.0), "b": torch.arange(12.0)}, path)
+    align(path, phase)
+    components = load_file(path)
+    before = {name: tensor.data_ptr() % 64 for name, tensor in components.items()}
+    take_from_files(components, [])
+    assert {name: tensor.data_ptr() % 64 for name, tensor in components.items()} == before
+    assert file_ranges(list(components.values())) == [None, None]
+    assert torch.equal(components["b"], torch.arange(12.0))
 
 
 def test_tied_tensors_that_are_held_stay_tied(tmp_path):

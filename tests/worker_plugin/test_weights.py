@@ -16,6 +16,7 @@ from worker_plugin.arena import Arena
 from worker_plugin.host_heap import HostHeap
 from worker_plugin.weights import WeightStore
 
+from .aligned import align
 from .leases import (
     LAYER,
     NO_LIMIT,
@@ -33,6 +34,7 @@ from .models import (
     layer_bytes,
     make_plain,
     outputs,
+    read_plain,
     resident,
     same,
     save_plain,
@@ -194,6 +196,34 @@ def test_copies_of_a_folder_are_in_memory_once(store, even, tmp_path):
         store.trim(each, 2)
         assert resident(store, model) == resident(store, copy) == [True, True, False, False]
         assert same(use(store, each), reference(model))
+
+
+@pytest.mark.parametrize("phase", [0, 4, 8, 16, 40])
+def test_tensors_are_aligned_as_they_are_in_their_file(store, even, phase):
+    """Kernels may sum in another order by it: on some processors results depend on it."""
+    model = even("a")
+    align(Path(model.model_path), phase)
+    use(store, model)
+    with store.lease(model) as lease:
+        for parameter in lease.components["model"].parameters():
+            assert parameter.data_ptr() % 64 == phase
+        # One row: what is summed by alignment.
+        x = inputs("even")["x"][:1]
+        assert same(
+            outputs(lease.components["model"], "even", {"x": x}),
+            outputs(read_plain(model.model_path, **model.options), "even", {"x": x}),
+        )
+
+
+def test_a_copy_that_is_aligned_otherwise_is_other_weights(store, even, tmp_path):
+    model = even("a")
+    path = tmp_path / "copy.safetensors"
+    shutil.copy(model.model_path, path)
+    align(path, 8)
+    copy = Model(str(path), **model.options)
+    for each in (model, copy, model):
+        assert same(use(store, each), reference(each))
+    assert row(store, copy)["loads"] == row(store, model)["loads"] == 4
 
 
 def test_two_models_share_an_encoder(store, tmp_path):

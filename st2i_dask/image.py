@@ -68,10 +68,15 @@ def read_metadata(path: str | Path) -> dict[str, str]:
 
 
 def finish(value: Any, about: dict[str, Any]) -> Any:
-    """What the client gets: a PIL image with metadata, or any other value as it is."""
-    if not isinstance(value, Image.Image):
-        return value
-    return GeneratedImage.of(value, {**about, "size": f"{value.width}x{value.height}"})
+    """What the client gets: PIL images with metadata, or any other value as it is.
+
+    In a list each image has its number, from 0, as `image`.
+    """
+    if isinstance(value, Image.Image):
+        return GeneratedImage.of(value, {**about, "size": f"{value.width}x{value.height}"})
+    if isinstance(value, list):
+        return [finish(item, {**about, "image": number}) for number, item in enumerate(value)]
+    return value
 
 
 def check_pixels(values: Any, *, lowest: float, where: str) -> None:

@@ -23,8 +23,8 @@ from distributed import Client
 
 import st2i_dask as st2i
 from st2i_dask.catalogue import tiny
-from st2i_dask.catalogue.flux_controlnet_parts import DOUBLES, SINGLES, FluxControlNet
-from st2i_dask.catalogue.flux_parts import FluxTransformer
+from st2i_dask.catalogue.flux.controlnet_parts import DOUBLES, SINGLES, FluxControlNet
+from st2i_dask.catalogue.flux.parts import FluxTransformer
 from st2i_dask.model_fn import Input
 
 STEPS = 8

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from st2i_dask.catalogue import tiny
-from st2i_dask.catalogue.flux_parts import FluxTransformer
+from st2i_dask.catalogue.flux.parts import FluxTransformer
 from worker_plugin.weights import WeightStore
 
 pytestmark = pytest.mark.gpu

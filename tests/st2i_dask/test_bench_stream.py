@@ -6,7 +6,7 @@ import pytest
 
 from st2i_dask.bench import stream
 from st2i_dask.catalogue import tiny
-from st2i_dask.catalogue.flux_parts import FluxTransformer
+from st2i_dask.catalogue.flux.parts import FluxTransformer
 
 
 def test_figures_follow_from_the_times():

@@ -12,8 +12,8 @@ from distributed import Client
 from PIL import Image
 
 import st2i_dask as st2i
-from st2i_dask.catalogue.flux_controlnet_parts import VaeEncoder
-from st2i_dask.catalogue.flux_parts import FluxTransformer, VaeDecoder
+from st2i_dask.catalogue.flux.controlnet_parts import VaeEncoder
+from st2i_dask.catalogue.flux.parts import FluxTransformer, VaeDecoder
 from st2i_dask.invocation import BoundTask
 from st2i_dask.outputs import TaskOutputs
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import st2i_dask as st2i
-from st2i_dask.catalogue.flux_controlnet_parts import DOUBLES, SINGLES, FluxControlNet
-from st2i_dask.catalogue.flux_parts import FluxTransformer
+from st2i_dask.catalogue.flux.controlnet_parts import DOUBLES, SINGLES, FluxControlNet
+from st2i_dask.catalogue.flux.parts import FluxTransformer
 from st2i_dask.dag import build
 from st2i_dask.fusion import fuse
 from st2i_dask.invocation import BoundTask

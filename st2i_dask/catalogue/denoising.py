@@ -1,0 +1,45 @@
+"""Glue around the denoising loop that families share: generators, timesteps, the scheduler's step."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from ..glue import glue
+
+
+def generator_of(seed: int) -> Any:
+    """Where a request's noise comes from: a CPU generator, on every device."""
+    import torch
+
+    return torch.Generator("cpu").manual_seed(seed)
+
+
+def resumed(state: Any) -> Any:
+    """A CPU generator in a state that an earlier draw left (`Generator.get_state`)."""
+    import torch
+
+    generator = torch.Generator("cpu")
+    generator.set_state(state.cpu())
+    return generator
+
+
+@glue
+def seeded(seed: int) -> Any:
+    """State of a CPU generator that nothing was drawn from."""
+    return generator_of(seed).get_state()
+
+
+@glue
+def timestep(scheduler: Any, step: int, latents: Any) -> Any:
+    """The timestep of a step for each image, (images,), in the latents' dtype."""
+    return scheduler.timesteps[step].expand(latents.shape[0]).to(latents.dtype)
+
+
+@glue(outputs=2)
+def scheduler_step(scheduler: Any, step: int, noise_pred: Any, latents: Any) -> tuple[Any, Any]:
+    """Latents after the step, and the scheduler's state for the next one."""
+    # Inputs are immutable: a retry may read the same scheduler again.
+    scheduler = copy.deepcopy(scheduler)
+    latents = scheduler.step(noise_pred, scheduler.timesteps[step], latents, return_dict=False)[0]
+    return latents, scheduler

@@ -1,0 +1,60 @@
+"""The families of pipelines that have workflows here, by the pipeline class that a folder names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from ..errors import LoadError
+from ..workflow import Workflow
+from .flux.controlnet import flux_controlnet_workflow
+from .flux.text_to_image import flux_workflow
+
+TEXT, IMAGE, INPAINT = "text-to-image", "image-to-image", "inpainting"
+
+#: Takes (folder, name=, dtype=, **defaults); one that is controlled `controlnets=` too, the folders or
+#: hub ids of ControlNets in place of those that the folder may hold.
+Builder = Callable[..., Workflow]
+
+
+@dataclass(frozen=True)
+class Family:
+    """pipelines: its classes, and the task of each. builders: by task, without a ControlNet and with."""
+
+    pipelines: Mapping[str, str]
+    plain: Mapping[str, Builder]
+    controlled: Mapping[str, Builder] = field(default_factory=dict)
+
+
+FAMILIES = (
+    Family(
+        pipelines={"FluxPipeline": TEXT, "FluxControlNetPipeline": TEXT},
+        plain={TEXT: flux_workflow},
+        controlled={TEXT: flux_controlnet_workflow},
+    ),
+)
+
+
+def find(source: str, pipeline_class: str, task: str | None, controlled: bool) -> Builder:
+    """What builds the workflow of a folder. LoadError if there is none; it lists what there is.
+
+    source: what the error calls the folder. task: None: the one of the pipeline class.
+    """
+    for family in FAMILIES:
+        if pipeline_class in family.pipelines:
+            break
+    else:
+        known = ", ".join(name for family in FAMILIES for name in family.pipelines)
+        raise LoadError(
+            f"{source!r} is a {pipeline_class}; there are workflows for {known}; "
+            "st2i.from_pipeline takes any other"
+        )
+    builders = family.controlled if controlled else family.plain
+    task = task or family.pipelines[pipeline_class]
+    if task not in builders:
+        what = " with a ControlNet" if controlled else ""
+        raise LoadError(
+            f"{source!r}: a {pipeline_class} has no workflow for task={task!r}{what}; "
+            f"it has: {', '.join(builders) or 'none'}"
+        )
+    return builders[task]

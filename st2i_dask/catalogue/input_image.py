@@ -6,6 +6,8 @@ Three forms, told apart on workers by dtype and dimensions alone:
 * an array of floats in [0, 1] travels as (height, width, 3), and is resized like the pipeline does;
 * a tensor (1, 3, height, width) in [-1, 1] travels as an array of that shape; the pipeline takes it
   as it is, so it must have the size of the result.
+
+A mask is a PIL image and travels as uint8 (height, width).
 """
 
 from __future__ import annotations
@@ -49,11 +51,7 @@ class InputImage:
     def carry(self, name: str, value: Any, values: Mapping[str, Any]) -> np.ndarray:
         """The array that travels. A PIL image larger than the result is resized here already."""
         array = self._array(name, value, values)
-        if array.nbytes > self.max_bytes:
-            raise ParameterError(
-                f"{name} is too large: {array.nbytes:,} bytes would travel with the request, limit "
-                f"{self.max_bytes:,}; resize it to the picture's size first"
-            )
+        _check_bytes(name, array.nbytes, self.max_bytes)
         return array
 
     def _array(self, name: str, value: Any, values: Mapping[str, Any]) -> np.ndarray:
@@ -81,8 +79,65 @@ class InputImage:
         )
 
 
+@dataclass(frozen=True)
+class InputImages:
+    """Rule: a list of RGB images, `least` to `most` of them; one may come without a list."""
+
+    least: int
+    most: int
+    max_bytes: int = 64 * 2**20
+
+    def check(self, name: str, value: Any, values: Mapping[str, Any] = NOTHING) -> None:
+        images = _listed(value)
+        if not self.least <= len(images) <= self.most:
+            raise ParameterError(f"{name} holds {len(images)} images, wanted {self.describe()}")
+        for number, image in enumerate(images):
+            InputImage().check(f"{name}[{number}]", image, values)
+
+    def carry(self, name: str, value: Any, values: Mapping[str, Any]) -> list[np.ndarray]:
+        """The arrays that travel, see `InputImage.carry`; together at most `max_bytes`."""
+        rule = InputImage(self.max_bytes)
+        arrays = [
+            rule.carry(f"{name}[{number}]", image, values)
+            for number, image in enumerate(_listed(value))
+        ]
+        _check_bytes(name, sum(array.nbytes for array in arrays), self.max_bytes)
+        return arrays
+
+    def describe(self) -> str:
+        count = str(self.least) if self.least == self.most else f"{self.least} to {self.most}"
+        return f"a list of {count} RGB images"
+
+
+@dataclass(frozen=True)
+class MaskImage:
+    """Rule: a PIL image of any mode whose light parts are drawn anew; it travels as uint8 (height,
+    width)."""
+
+    max_bytes: int = 64 * 2**20
+
+    def check(self, name: str, value: Any, values: Mapping[str, Any] = NOTHING) -> None:
+        if not isinstance(value, Image.Image):
+            raise ParameterError(
+                f"{name} has type {type(value).__name__}, wanted {self.describe()}; open a file "
+                "with PIL.Image.open(path)"
+            )
+        if not _pixels(value.size):
+            raise ParameterError(f"{name} has size {value.width}x{value.height}; give it pixels")
+
+    def carry(self, name: str, value: Any, values: Mapping[str, Any]) -> np.ndarray:
+        # The pipelines' own mask processor makes it grey first, whatever it is.
+        array = np.array(value.convert("L"))
+        _check_bytes(name, array.nbytes, self.max_bytes)
+        return array
+
+    def describe(self) -> str:
+        return "one PIL image, white where the picture is drawn anew"
+
+
 def restore(array: np.ndarray) -> Any:
-    """On a worker: what the pipeline would have been given, a PIL image, an array or a tensor."""
+    """On a worker: what the pipeline would have been given, a PIL image (a mask of mode L), an array or a
+    tensor."""
     if array.dtype == np.uint8:
         return Image.fromarray(array)
     if array.ndim == 3:
@@ -90,6 +145,18 @@ def restore(array: np.ndarray) -> Any:
     import torch
 
     return torch.from_numpy(np.array(array))  # what has travelled may be read-only
+
+
+def _listed(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def _check_bytes(name: str, nbytes: int, limit: int) -> None:
+    if nbytes > limit:
+        raise ParameterError(
+            f"{name} is too large: {nbytes:,} bytes would travel with the request, limit "
+            f"{limit:,}; resize it to the picture's size first"
+        )
 
 
 def _check_pil(name: str, value: Image.Image) -> None:

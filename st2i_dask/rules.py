@@ -91,19 +91,22 @@ class OneOf:
 class Prompt:
     """Text that must say something. `count`, if given, is the model's own measure of length.
 
+    may_be_empty: of a text that may say nothing, as a negative prompt does.
     max_chars: limit in characters, checked first (it bounds the cost of tokenising).
     max_tokens, count: limit in tokens (or the name of the parameter that holds it) and the function
     that counts them; a longer prompt would be cut off silently by the pipeline, so it is refused.
+    may_be_empty: for a negative prompt.
     """
 
     max_chars: int = 10_000
     max_tokens: int | str | None = None
     count: Callable[[str], int] | None = None
+    may_be_empty: bool = False
 
     def check(self, name: str, value: Any, values: Mapping[str, Any] = NOTHING) -> None:
         if not isinstance(value, str):
             raise ParameterError(f"{name}={value!r} is not text; give a string")
-        if not value.strip():
+        if not self.may_be_empty and not value.strip():
             raise ParameterError(f"{name}={value!r} is empty; say what the picture shows")
         if len(value) > self.max_chars:
             raise ParameterError(

@@ -72,6 +72,7 @@ def test_one_of_lists_what_there_is():
 @pytest.mark.parametrize("value", ["", "   ", "\n\t", "\u2003"])
 def test_an_empty_prompt_is_refused(value):
     assert refusal(Prompt(), value) == f"p={value!r} is empty; say what the picture shows"
+    Prompt(may_be_empty=True).check("p", value)
 
 
 def test_a_prompt_too_long_in_characters_is_refused_before_tokens_are_counted():

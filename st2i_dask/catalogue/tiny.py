@@ -116,7 +116,7 @@ def flux(
             use_post_quant_conv=False,
             force_upcast=False,
         )
-        text_encoder, text_encoder_2 = _clip(), _t5()
+        text_encoder, text_encoder_2 = clip_text(), t5_text()
     scheduler = FlowMatchEulerDiscreteScheduler(
         shift=3.0 if guidance else 1.0, use_dynamic_shifting=guidance
     )
@@ -124,14 +124,14 @@ def flux(
         scheduler=scheduler,
         vae=vae.eval(),
         text_encoder=text_encoder,
-        tokenizer=_clip_tokenizer(),
+        tokenizer=clip_tokenizer(),
         text_encoder_2=text_encoder_2,
-        tokenizer_2=_t5_tokenizer(),
+        tokenizer_2=t5_tokenizer(),
         transformer=transformer.eval(),
     )
 
 
-def _clip() -> Any:
+def clip_text() -> Any:
     from transformers import CLIPTextConfig, CLIPTextModel
 
     return CLIPTextModel(
@@ -151,14 +151,14 @@ def _clip() -> Any:
     ).eval()  # type: ignore[no-untyped-call]
 
 
-def _t5() -> Any:
+def t5_text() -> Any:
     from transformers import T5Config, T5EncoderModel
 
     config = T5Config(vocab_size=128, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4)
     return T5EncoderModel(config).eval()  # type: ignore[no-untyped-call]
 
 
-def _clip_tokenizer() -> Any:
+def clip_tokenizer() -> Any:
     from tokenizers.pre_tokenizers import ByteLevel
     from transformers import CLIPTokenizer
 
@@ -168,7 +168,7 @@ def _clip_tokenizer() -> Any:
     return CLIPTokenizer(vocab=vocab, merges=[], model_max_length=_MAX_TOKENS)
 
 
-def _t5_tokenizer() -> Any:
+def t5_tokenizer() -> Any:
     from transformers import T5Tokenizer
 
     letters = [(chr(c), -3.0) for c in range(33, 127)]

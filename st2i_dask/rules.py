@@ -95,7 +95,6 @@ class Prompt:
     max_chars: limit in characters, checked first (it bounds the cost of tokenising).
     max_tokens, count: limit in tokens (or the name of the parameter that holds it) and the function
     that counts them; a longer prompt would be cut off silently by the pipeline, so it is refused.
-    may_be_empty: for a negative prompt.
     """
 
     max_chars: int = 10_000

@@ -10,6 +10,7 @@ from importlib.metadata import version as _version
 
 from .catalogue import load
 from .cluster import attach, local_cluster
+from .comfyui import from_comfyui
 from .errors import (
     AttachError,
     ComposeError,
@@ -59,6 +60,7 @@ __all__ = [
     "attach",
     "data_plane",
     "fetch",
+    "from_comfyui",
     "glue",
     "later",
     "load",

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ def load(
     name: str | None = None,
     dtype: str | None = None,
     controlnet: str | Path | Sequence[str | Path] | None = None,
+    scheduler: Mapping[str, Any] | None = None,
     **defaults: Any,
 ) -> Workflow:
     """The workflow of a Diffusers pipeline.
@@ -36,6 +37,8 @@ def load(
         float32 for packaged models.
     controlnet: folder or hub id of a ControlNet to run with the pipeline, or a list of several, in
         place of those that the folder may hold.
+    scheduler: changes to the configuration of the folder's scheduler; {"_class_name":
+        "EulerDiscreteScheduler"} takes another class, with what the two have in common.
     defaults: other default values of the workflow's parameters (num_steps=8, height=512, ...).
 
     Loading twice with the same arguments gives the same workflow. Only configuration files and
@@ -46,11 +49,13 @@ def load(
     if isinstance(controlnet, (str, Path)):
         controlnet = [controlnet]
     controlnets = tuple(map(str, controlnet or ()))
-    key = (source, task, name, dtype, controlnets, repr(sorted(defaults.items())))
+    key = (source, task, name, dtype, controlnets, repr(scheduler), repr(sorted(defaults.items())))
     if key not in _loaded:
         folder = read_folder(source)
         controlled = bool(controlnets) or bool((folder.index.get("controlnet") or [None])[0])
         builder = find(source, folder.pipeline_class, task, controlled)
+        if scheduler:
+            folder = folder.with_scheduler(scheduler)
         if source in PACKAGED:
             defaults = {**PACKAGED[source], **defaults}
             dtype = dtype or "float32"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 from collections.abc import Mapping
@@ -48,6 +49,29 @@ class DiffusersFolder:
     @cached_property
     def scheduler_config(self) -> dict[str, Any]:
         return self.config("scheduler", "scheduler_config.json")
+
+    def with_scheduler(self, changes: Mapping[str, Any]) -> DiffusersFolder:
+        """With these values in its scheduler's configuration; `_class_name` makes it another class.
+
+        LoadError for a class that Diffusers does not have, or that does not take a value.
+        """
+        import diffusers
+
+        class_name = str(changes.get("_class_name", self.index["scheduler"][1]))
+        cls = getattr(diffusers, class_name, None)
+        if not (isinstance(cls, type) and issubclass(cls, diffusers.SchedulerMixin)):
+            raise LoadError(
+                f"scheduler {class_name!r} is none of Diffusers; see diffusers.schedulers"
+            )
+        unknown = set(changes) - set(inspect.signature(cls).parameters) - {"_class_name"}
+        if unknown:
+            raise LoadError(f"{class_name} takes no {', '.join(sorted(unknown))}")
+        made = DiffusersFolder(
+            self.source, self.path, {**self.index, "scheduler": ["diffusers", class_name]}
+        )
+        config = {**self.scheduler_config, **changes, "_class_name": class_name}
+        made.__dict__["scheduler_config"] = config
+        return made
 
     def tokenizer(self, part: str) -> Any:
         """A tokenizer, loaded here (used to measure prompts before anything is submitted)."""

@@ -1,0 +1,311 @@
+"""ComfyUI exports: what they become, which picture that is, and what is refused, by name."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+
+import pytest
+import torch
+from PIL import Image
+
+import st2i_dask as st2i
+from st2i_dask.catalogue import tiny
+from st2i_dask.comfyui.graph import read_graph
+from st2i_dask.comfyui.nodes import MEANING, evaluate
+
+from .running import run_here
+
+CHECKPOINT, CONTROLNET = "flux1-dev.safetensors", "canny.safetensors"
+
+
+def node(kind, **inputs):
+    return {"class_type": kind, "inputs": inputs, "_meta": {"title": kind}}
+
+
+def plain(**sampler):
+    """An export with every node that text to image needs."""
+    sampler = {
+        "seed": 7,
+        "steps": 3,
+        "cfg": 1,
+        "sampler_name": "euler",
+        "scheduler": "simple",
+        "denoise": 1,
+        "model": ["4", 0],
+        "positive": ["10", 0],
+        "negative": ["8", 0],
+        "latent_image": ["5", 0],
+        **sampler,
+    }
+    return {
+        "3": node("KSampler", **sampler),
+        "4": node("CheckpointLoaderSimple", ckpt_name=CHECKPOINT),
+        "5": node("EmptyLatentImage", width=48, height=32, batch_size=1),
+        "7": node("CLIPTextEncode", text="a cat", clip=["4", 1]),
+        "8": node("CLIPTextEncode", text="", clip=["4", 1]),
+        "9": node("VAEDecode", samples=["3", 0], vae=["4", 2]),
+        "10": node("FluxGuidance", guidance=2.5, conditioning=["7", 0]),
+        "11": node("SaveImage", images=["9", 0], filename_prefix="ComfyUI"),
+        "99": node("PrimitiveNode", value=1),  # nothing needs it
+    }
+
+
+def controlled(**control):
+    made = plain(positive=["20", 0], negative=["20", 1])
+    made["20"] = node(
+        "ControlNetApplyAdvanced",
+        **{
+            "positive": ["10", 0],
+            "negative": ["8", 0],
+            "control_net": ["21", 0],
+            "image": ["22", 0],
+            "strength": 0.7,
+            "start_percent": 0,
+            "end_percent": 0.5,
+            **control,
+        },
+    )
+    made["21"] = node("ControlNetLoader", control_net_name=CONTROLNET)
+    made["22"] = node("LoadImage", image="edges.png [input]", upload="image")
+    return made
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    root = tmp_path_factory.mktemp("models")
+    flux = tiny.flux_controlnet(layers=(2, 2), control_layers=(1, 1))
+    flux.controlnet.save_pretrained(root / "canny")
+    return {CHECKPOINT: tiny.save_flux(root / "flux"), CONTROLNET: root / "canny"}
+
+
+@pytest.fixture(scope="module")
+def edges(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("images")
+    noise = torch.rand(32, 48, 3, generator=torch.Generator().manual_seed(0))
+    image = Image.fromarray((noise * 255).byte().numpy())
+    image.save(folder / "edges.png")
+    return folder
+
+
+def load(value, folders, **options):
+    return st2i.from_comfyui(value, models=folders, **options)
+
+
+# ---------------------------------------------------------------- what it becomes
+
+
+def test_its_picture_is_that_of_the_same_settings(folders):
+    ours = run_here(load(plain(), folders))
+    theirs = run_here(
+        st2i.load(folders[CHECKPOINT]),
+        prompt="a cat",
+        seed=7,
+        num_steps=3,
+        width=48,
+        height=32,
+        guidance_scale=2.5,
+    )
+    assert torch.equal(ours, theirs)
+    assert ours.shape == (3, 32, 48)
+
+
+def test_its_values_are_defaults(folders):
+    made = load(plain(), folders)
+    assert not any(parameter.required for parameter in made.parameters)
+    assert torch.equal(run_here(made, seed=8), run_here(load(plain(seed=8), folders)))
+    assert not torch.equal(run_here(made, prompt="a dog"), run_here(made))
+    with pytest.raises(st2i.ParameterError, match="num_steps=0"):
+        made.request(num_steps=0)
+
+
+def test_a_controlnet_with_its_image(folders, edges):
+    ours = run_here(load(controlled(), folders, images=edges))
+    with Image.open(edges / "edges.png") as image:
+        theirs = run_here(
+            st2i.load(folders[CHECKPOINT], controlnet=folders[CONTROLNET]),
+            prompt="a cat",
+            seed=7,
+            num_steps=3,
+            width=48,
+            height=32,
+            guidance_scale=2.5,
+            control_image=image.convert("RGB"),
+            controlnet_conditioning_scale=0.7,
+            control_guidance_end=0.5,
+        )
+    assert torch.equal(ours, theirs)
+    assert not torch.equal(ours, run_here(load(plain(), folders)))
+
+
+def test_a_file_takes_its_name_and_the_pictures_beside_it(folders, edges):
+    path = edges / "cat.json"
+    path.write_text(json.dumps(controlled()))
+    made = load(path, folders)
+    assert made.name == "cat"
+    assert st2i.workflows.get("cat") is made
+
+
+def test_the_older_controlnet_node(folders):
+    value = plain(positive=["20", 0])
+    value["20"] = node(
+        "ControlNetApply",
+        conditioning=["10", 0],
+        control_net=["21", 0],
+        image=["22", 0],
+        strength=1,
+    )
+    value["21"] = node("ControlNetLoader", control_net_name=CONTROLNET)
+    value["22"] = node("LoadImage", image="edges.png")
+    sampling = evaluate(read_graph(value))
+    (control,) = sampling.positive.controls
+    assert (control.file, control.image, control.strength) == (CONTROLNET, "edges.png", 1.0)
+    assert (control.start, control.end) == (0.0, 1.0)
+    assert sampling.positive.guidance == 2.5
+
+
+def test_loras_in_the_order_of_the_chain():
+    value = plain(model=["31", 0])
+    value["30"] = node(
+        "LoraLoader",
+        model=["4", 0],
+        clip=["4", 1],
+        lora_name="a.safetensors",
+        strength_model=0.5,
+        strength_clip=0.5,
+    )
+    value["31"] = node(
+        "LoraLoader",
+        model=["30", 0],
+        clip=["30", 1],
+        lora_name="b.safetensors",
+        strength_model=1,
+        strength_clip=1,
+    )
+    loras = evaluate(read_graph(value)).model.loras
+    assert [(lora.file, lora.scale) for lora in loras] == [
+        ("a.safetensors", 0.5),
+        ("b.safetensors", 1.0),
+    ]
+
+
+# ---------------------------------------------------------------- what is refused
+
+
+def changed(make=plain, **nodes):
+    value = make()
+    for key, change in nodes.items():
+        value[key.lstrip("n")] = change
+    return value
+
+
+REFUSED = [
+    (
+        changed(n5=node("EmptyHunyuanLatentVideo"), n7=node("Fancy Text")),
+        r"no counterpart here for: EmptyHunyuanLatentVideo \(node 5\), Fancy Text \(node 7\); supported",
+    ),
+    ({"nodes": [], "links": []}, r"file for its editor; export it with Workflow > Export \(API\)"),
+    ({}, "no API-format workflow"),
+    ([1, 2], "no API-format workflow"),
+    ({"1": {"class_type": "SaveImage"}}, "no API-format workflow"),
+    ({"4": plain()["4"]}, "must have one output, .* it has: none"),
+    (
+        changed(n12=node("PreviewImage", images=["9", 0])),
+        r"it has: SaveImage \(node 11\), PreviewImage \(node 12\)",
+    ),
+    (plain(model=["77", 0]), r"KSampler \(node 3\) takes 'model' from node 77, which is not there"),
+    (
+        changed(n9=node("VAEDecode", samples=["9", 0], vae=["4", 2])),
+        r"VAEDecode \(node 9\) needs its own output",
+    ),
+    (
+        plain(model=["4", 1], positive=["4", 0]),
+        r"KSampler \(node 3\): positive is a Model, wanted Con",
+    ),
+    (plain(model=["4", 5]), r"KSampler \(node 3\): model is a NoneType, wanted Model"),
+    (plain(seed="7"), r"KSampler \(node 3\): seed is a str, wanted int"),
+    (changed(n5=node("EmptyLatentImage", width=48, height=32)), "has no input 'batch_size'"),
+    (plain(sampler_name="lcm"), "sampler_name='lcm' with scheduler='simple' .* euler with simple"),
+    (plain(denoise=0.5), "denoise=0.5 with an empty latent"),
+    (plain(steps=10_000), "num_steps=10000 is out of range; allowed: 1 to 1000"),
+    (
+        changed(n5=node("EmptyLatentImage", width=50, height=32, batch_size=1)),
+        "width=50 is not an allowed size",
+    ),
+    (
+        changed(n11=node("SaveImage", images=["22", 0]), n22=node("LoadImage", image="edges.png")),
+        "there is nothing to draw",
+    ),
+    (controlled(image=["9", 0]), "its own output"),
+]
+
+
+@pytest.mark.parametrize(("value", "message"), REFUSED)
+def test_refusals_say_what_is_wrong(folders, value, message):
+    with pytest.raises(st2i.St2iError, match=message):
+        load(value, folders)
+
+
+def test_every_model_that_is_not_given_is_named(folders):
+    with pytest.raises(st2i.LoadError, match=f"for '{CHECKPOINT}', '{CONTROLNET}'; pass models="):
+        load(controlled(), {})
+
+
+def test_a_lora_with_two_strengths_is_refused(folders):
+    value = plain(model=["30", 0])
+    value["30"] = node(
+        "LoraLoader",
+        model=["4", 0],
+        clip=["4", 1],
+        lora_name="a.safetensors",
+        strength_model=0.5,
+        strength_clip=1,
+    )
+    with pytest.raises(st2i.LoadError, match=r"LoraLoader \(node 30\): strength_model=0.5 and"):
+        load(value, folders)
+
+
+def test_a_picture_that_is_not_there_is_refused(folders, tmp_path):
+    with pytest.raises(st2i.LoadError, match=re.escape(str(tmp_path / "edges.png"))):
+        load(controlled(), folders, images=tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "{", "null", "[]", '{"1": 2}'])
+def test_a_file_that_is_none_is_refused(folders, tmp_path, text):
+    path = tmp_path / "x.json"
+    path.write_text(text)
+    with pytest.raises(st2i.LoadError):
+        load(path, folders)
+
+
+def test_a_missing_file_is_refused(folders, tmp_path):
+    with pytest.raises(st2i.LoadError, match="cannot be read"):
+        load(tmp_path / "none.json", folders)
+
+
+def test_a_chain_of_thousands_is_read():
+    value = plain(model=["c4999", 0])
+    for number in range(5000):
+        before = f"c{number - 1}" if number else "4"
+        value[f"c{number}"] = node(
+            "LoraLoader",
+            model=[before, 0],
+            clip=[before, 1],
+            lora_name="a",
+            strength_model=1,
+            strength_clip=1,
+        )
+    assert len(evaluate(read_graph(value)).model.loras) == 5000
+
+
+def test_reading_changes_nothing(folders, edges):
+    value = controlled()
+    before = copy.deepcopy(value)
+    load(value, folders, images=edges)
+    assert value == before
+
+
+def test_every_node_of_the_examples_has_a_meaning():
+    kinds = {item["class_type"] for item in controlled().values()} - {"PrimitiveNode"}
+    assert kinds <= set(MEANING)

@@ -10,6 +10,7 @@ import shutil
 import pytest
 
 from st2i_dask import shapes
+from st2i_dask.catalogue import tiny
 from st2i_dask.catalogue.folder import (
     DTYPES,
     PACKAGED,
@@ -281,3 +282,29 @@ def test_a_damaged_denoiser_is_said_before_its_dtype_is_read(path):
     os.truncate(file, file.stat().st_size - 1)
     message = refused(lambda: stored_dtype(read_folder(str(path))))
     assert f"transformer cannot be loaded: {file} ends after" in message
+
+
+# ---------------------------------------------------------------- another scheduler
+
+
+def test_a_folder_with_another_scheduler(tmp_path):
+    folder = read_folder(str(tiny.save_flux(tmp_path / "flux")))
+    changed = folder.with_scheduler({"shift": 5.0})
+    assert changed.scheduler_config == {**folder.scheduler_config, "shift": 5.0}
+    other = folder.with_scheduler({"_class_name": "EulerDiscreteScheduler"})
+    assert other.index["scheduler"][1] == other.scheduler_config["_class_name"]
+    assert folder.index["scheduler"][1] == "FlowMatchEulerDiscreteScheduler", "left as it was"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"_class_name": "FluxPipeline"}, "scheduler 'FluxPipeline' is none of Diffusers"),
+        ({"_class_name": "Nothing"}, "scheduler 'Nothing' is none of Diffusers"),
+        ({"shifft": 5.0}, "FlowMatchEulerDiscreteScheduler takes no shifft"),
+    ],
+)
+def test_a_scheduler_that_is_none_is_refused(tmp_path, changes, message):
+    folder = read_folder(str(tiny.save_flux(tmp_path / "flux")))
+    with pytest.raises(LoadError, match=message):
+        folder.with_scheduler(changes)

@@ -29,6 +29,12 @@ PACKAGED: dict[str, dict[str, Any]] = {
 
 DTYPES = ("float32", "bfloat16", "float16")
 
+# Pipelines that cannot be made without their ControlNet, and what loads their other parts.
+_UNCONTROLLED = {
+    "ZImageControlNetPipeline": "ZImagePipeline",
+    "ZImageControlNetInpaintPipeline": "ZImagePipeline",
+}
+
 
 @dataclass(frozen=True)
 class DiffusersFolder:
@@ -191,9 +197,12 @@ def load_parts(source: str, parts: set[str], dtype: str | None) -> Any:
             check_checkpoint(folder.path / part, source)
     if dtype is None:
         dtype = stored_dtype(folder)
-    pipeline_class = getattr(diffusers, folder.pipeline_class)
+    class_name = folder.pipeline_class
+    if class_name in _UNCONTROLLED and "controlnet" not in parts:
+        class_name = _UNCONTROLLED[class_name]
+        absent.pop("controlnet", None)
     try:
-        pipeline = pipeline_class.from_pretrained(
+        pipeline = getattr(diffusers, class_name).from_pretrained(
             str(folder.path), dtype=getattr(torch, dtype), **absent
         )
     except (OSError, ValueError, KeyError, RuntimeError) as error:

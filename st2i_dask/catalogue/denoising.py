@@ -43,3 +43,9 @@ def scheduler_step(scheduler: Any, step: int, noise_pred: Any, latents: Any) -> 
     scheduler = copy.deepcopy(scheduler)
     latents = scheduler.step(noise_pred, scheduler.timesteps[step], latents, return_dict=False)[0]
     return latents, scheduler
+
+
+@glue
+def guided(noise_pred: Any, unwanted: Any, scale: float) -> Any:
+    """Guidance of two forwards: away from what the negative prompt would give."""
+    return unwanted + scale * (noise_pred - unwanted)

@@ -7,7 +7,7 @@ projections at the end then get no tokens to work on, and their results are drop
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -74,3 +74,39 @@ def _only_once(projection: Any, args: tuple[Any, ...]) -> tuple[Any, ...] | None
     if run is not None and id(projection) in run.projected:
         return (args[0][:, :0], *args[1:])
     return None
+
+
+def summed(parts: Sequence[Any], length: int | None = None) -> Any:
+    """The residuals of several ControlNets, item by item the sum of theirs; None of none.
+
+    An item is fetched when it is read. length: what is after it is left out; None: of one ControlNet
+    nothing is.
+    """
+    if not parts:
+        return None
+    if len(parts) == 1 and length is None:
+        return parts[0]
+    return _Summed(parts, min(map(len, parts)) if length is None else length)
+
+
+class _Summed:
+    """Models measure and index it, no more."""
+
+    def __init__(self, parts: Sequence[Any], length: int):
+        self._parts = parts
+        self._length = length
+        self._made: dict[int, Any] = {}
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> Any:
+        if not 0 <= index < self._length:
+            raise IndexError(f"index {index} of {self._length} residuals")
+        if index not in self._made:
+            first, *others = self._parts
+            made = first[index]
+            for other in others:  # in order: another one would round otherwise
+                made = made + other[index]
+            self._made[index] = made
+        return self._made[index]

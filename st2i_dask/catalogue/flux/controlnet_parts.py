@@ -10,19 +10,20 @@ from typing import Any
 from ...errors import LoadError
 from ...glue import glue
 from ...model_fn import ModelFn
-from ..denoising import generator_of, resumed
+from ..denoising import resumed
 from ..folder import load_component, load_parts
 from ..input_image import restore
 from ..part import PipelinePart
 from ..residuals import publishing, tap
-from .parts import VaeDecoder, draw_latents, guidance_of, make_scheduler
+from . import parts
+from .parts import VaeDecoder, guidance_of
 
 CONTROLNET = "FluxControlNetModel"
-DOUBLES, SINGLES = "controlnet_block_samples", "controlnet_single_block_samples"
+DOUBLES, SINGLES = parts.DOUBLES[0], parts.SINGLES[0]
 
 
 class VaeEncoder(PipelinePart):
-    """Control image to packed latents (1, tokens, channels * 4), and the generator after the draw.
+    """Control image to packed latents (images, tokens, channels * 4), and the generator after the draw.
 
     generator_state: the pipeline goes on to draw the initial noise from the same generator.
     """
@@ -31,11 +32,12 @@ class VaeEncoder(PipelinePart):
 
     def setup_io(self) -> None:
         self.add_input("control_image")
-        self.add_input("seed")
+        self.add_input("generator_state")
+        self.add_input("num_images")
         self.add_input("height")
         self.add_input("width")
         self.add_output("control_latents")
-        self.add_output("generator_state")
+        self.add_output("next_state")
 
     def run(self, pipeline: Any, **inputs: Any) -> dict[str, Any]:
         from diffusers import FluxPipeline
@@ -44,22 +46,23 @@ class VaeEncoder(PipelinePart):
         vae = pipeline.vae
         image = prepare_image(
             inputs["control_image"],
+            inputs["num_images"],
             inputs["height"],
             inputs["width"],
             pipeline.vae_scale_factor,
             vae,
         )
-        generator = generator_of(inputs["seed"])
+        generator = resumed(inputs["generator_state"])
         latents = retrieve_latents(vae.encode(image), generator=generator)
         latents = (latents - vae.config.shift_factor) * vae.config.scaling_factor
         packed = FluxPipeline._pack_latents(latents, *latents.shape)
-        return {"control_latents": packed, "generator_state": generator.get_state()}
+        return {"control_latents": packed, "next_state": generator.get_state()}
 
 
 class FluxControlNet(ModelFn):
     """The residuals of one denoising step, published block by block.
 
-    Outputs: lists with one tensor (1, tokens, width) for each double and each single block; None where
+    Outputs: lists with one tensor (images, tokens, width) for each double and each single block; None where
     the model has none. model_path: the model's own folder or hub id; with the option `part`, a
     pipeline's that holds it as that part.
     """
@@ -103,6 +106,7 @@ class FluxControlNet(ModelFn):
             )
         if mode is not None:
             mode = torch.tensor(mode, device=latents.device, dtype=torch.long).view(1, 1)
+            mode = mode.expand(latents.shape[0], 1)
         lengths = {
             DOUBLES: len(controlnet.controlnet_blocks),
             SINGLES: len(controlnet.controlnet_single_blocks),
@@ -126,8 +130,11 @@ class FluxControlNet(ModelFn):
 
 
 @glue
-def prepare_image(image: Any, height: int, width: int, vae_scale_factor: int, like: Any) -> Any:
-    """The control image (1, 3, height, width) in about [-1, 1], in the dtype and device of `like`."""
+def prepare_image(
+    image: Any, num_images: int, height: int, width: int, vae_scale_factor: int, like: Any
+) -> Any:
+    """The control image for each image, (images, 3, height, width) in about [-1, 1], in the dtype and
+    device of `like`."""
     from diffusers import FluxControlNetPipeline
     from diffusers.image_processor import VaeImageProcessor
 
@@ -136,27 +143,5 @@ def prepare_image(image: Any, height: int, width: int, vae_scale_factor: int, li
         image_processor=VaeImageProcessor(vae_scale_factor=vae_scale_factor * 2)
     )
     return FluxControlNetPipeline.prepare_image(
-        helper, restore(image), width, height, 1, 1, like.device, like.dtype
+        helper, restore(image), width, height, num_images, num_images, like.device, like.dtype
     )
-
-
-@glue(outputs=3)
-def prepare_controlled(
-    prompt_embeds: Any,
-    generator_state: Any,
-    num_steps: int,
-    height: int,
-    width: int,
-    channels: int,
-    vae_scale_factor: int,
-    scheduler_class: str,
-    scheduler_config: dict[str, Any],
-) -> tuple[Any, Any, Any]:
-    """Initial latents, image ids, and the request's own scheduler with its timesteps set."""
-    latents, image_ids = draw_latents(
-        prompt_embeds, resumed(generator_state), height, width, channels, vae_scale_factor
-    )
-    scheduler = make_scheduler(
-        scheduler_class, scheduler_config, num_steps, latents, flow_sigmas=False
-    )
-    return latents, image_ids, scheduler

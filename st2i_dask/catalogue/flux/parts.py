@@ -9,41 +9,54 @@ from typing import Any
 
 from ...errors import LoadError
 from ...glue import glue
-from ..denoising import generator_of
+from ..denoising import resumed
 from ..folder import DiffusersFolder
 from ..part import PipelinePart
+from ..residuals import summed
+
+#: ControlNets that one step can take.
+MAX_CONTROLNETS = 4
+_NUMBERED = ["", *(f"_{number}" for number in range(2, MAX_CONTROLNETS + 1))]
+#: Inputs of the transformer, one for each ControlNet.
+DOUBLES = tuple(f"controlnet_block_samples{number}" for number in _NUMBERED)
+SINGLES = tuple(f"controlnet_single_block_samples{number}" for number in _NUMBERED)
 
 
 class ClipText(PipelinePart):
-    """Prompt to CLIP's pooled embedding, (1, pooled_projection_dim)."""
+    """Prompt to CLIP's pooled embedding for each image, (images, pooled_projection_dim)."""
 
     parts = frozenset({"text_encoder", "tokenizer"})
 
     def setup_io(self) -> None:
         self.add_input("prompt")
+        self.add_input("num_images", optional=True)
         self.add_output("pooled_prompt_embeds")
 
     def run(self, pipeline: Any, **inputs: Any) -> dict[str, Any]:
         pooled = pipeline._get_clip_prompt_embeds(
-            prompt=[inputs["prompt"]], device=pipeline.text_encoder.device
+            prompt=[inputs["prompt"]],
+            num_images_per_prompt=inputs["num_images"] or 1,
+            device=pipeline.text_encoder.device,
         )
         return {"pooled_prompt_embeds": pooled}
 
 
 class T5Text(PipelinePart):
-    """Prompt to T5's embeddings, (1, max_sequence_length, joint_attention_dim)."""
+    """Prompt to T5's embeddings for each image, (images, max_sequence_length, joint_attention_dim)."""
 
     parts = frozenset({"text_encoder_2", "tokenizer_2"})
 
     def setup_io(self) -> None:
         self.add_input("prompt")
         self.add_input("max_sequence_length")
+        self.add_input("num_images", optional=True)
         self.add_output("prompt_embeds")
 
     def run(self, pipeline: Any, **inputs: Any) -> dict[str, Any]:
         encoder = pipeline.text_encoder_2
         embeds = pipeline._get_t5_prompt_embeds(
             prompt=[inputs["prompt"]],
+            num_images_per_prompt=inputs["num_images"] or 1,
             max_sequence_length=inputs["max_sequence_length"],
             device=encoder.device,
             dtype=encoder.dtype,
@@ -52,9 +65,11 @@ class T5Text(PipelinePart):
 
 
 class FluxTransformer(PipelinePart):
-    """One denoising step: packed latents (1, tokens, channels) to the predicted velocity.
+    """One denoising step: packed latents (images, tokens, channels) to the predicted velocity.
 
-    A ControlNet's residuals are callback inputs: each is fetched after the block it is added to.
+    The residuals of ControlNets are callback inputs: each is fetched after the block it is added to,
+    and the ControlNets' own are added in their order. controlnet_lengths: how many residuals there are
+    for double and single blocks; None: as many as the ControlNet has.
     """
 
     parts = frozenset({"transformer"})
@@ -67,8 +82,10 @@ class FluxTransformer(PipelinePart):
         self.add_input("prompt_embeds")
         self.add_input("text_ids")
         self.add_input("image_ids")
-        self.add_input("controlnet_block_samples", callback=True, optional=True)
-        self.add_input("controlnet_single_block_samples", callback=True, optional=True)
+        for names in zip(DOUBLES, SINGLES, strict=True):
+            for name in names:
+                self.add_input(name, callback=True, optional=True)
+        self.add_input("controlnet_lengths", optional=True)
         self.add_input("controlnet_blocks_repeat", optional=True)
         self.add_output("noise_pred")
 
@@ -76,6 +93,11 @@ class FluxTransformer(PipelinePart):
         transformer = pipeline.transformer
         latents = inputs["latents"]
         guidance = guidance_of(transformer, inputs["guidance_scale"], latents)
+        lengths = inputs.get("controlnet_lengths") or (None, None)
+        doubles, singles = (
+            summed([inputs[name] for name in names if inputs.get(name) is not None], length)
+            for names, length in zip((DOUBLES, SINGLES), lengths, strict=True)
+        )
         with transformer.cache_context("cond"):
             noise_pred = transformer(
                 hidden_states=latents,
@@ -85,8 +107,8 @@ class FluxTransformer(PipelinePart):
                 encoder_hidden_states=inputs["prompt_embeds"],
                 txt_ids=inputs["text_ids"],
                 img_ids=inputs["image_ids"],
-                controlnet_block_samples=inputs["controlnet_block_samples"],
-                controlnet_single_block_samples=inputs["controlnet_single_block_samples"],
+                controlnet_block_samples=doubles,
+                controlnet_single_block_samples=singles,
                 controlnet_blocks_repeat=bool(inputs["controlnet_blocks_repeat"]),
                 joint_attention_kwargs={},
                 return_dict=False,
@@ -106,7 +128,7 @@ def guidance_of(model: Any, scale: float, latents: Any) -> Any:
 
 
 class VaeDecoder(PipelinePart):
-    """Packed latents to pixels in about [-1, 1], (1, 3, height, width)."""
+    """Packed latents to pixels in about [-1, 1], (images, 3, height, width)."""
 
     parts = frozenset({"vae"})
 
@@ -128,7 +150,8 @@ class VaeDecoder(PipelinePart):
 @glue(outputs=3)
 def prepare(
     prompt_embeds: Any,
-    seed: int,
+    generator_state: Any,
+    num_images: int,
     num_steps: int,
     height: int,
     width: int,
@@ -136,30 +159,13 @@ def prepare(
     vae_scale_factor: int,
     scheduler_class: str,
     scheduler_config: dict[str, Any],
+    controlled: bool = False,
 ) -> tuple[Any, Any, Any]:
-    """Initial latents, image ids, and the request's own scheduler with its timesteps set.
+    """Packed noise (images, tokens, channels * 4), its ids (tokens, 3), and the request's own scheduler.
 
-    Noise comes from a CPU generator seeded with `seed`, on every device.
+    Both tensors have the embeddings' dtype and device; the noise comes from a CPU generator, on every
+    device. controlled: as the pipelines with a ControlNet set their timesteps.
     """
-    latents, image_ids = draw_latents(
-        prompt_embeds, generator_of(seed), height, width, channels, vae_scale_factor
-    )
-    scheduler = make_scheduler(
-        scheduler_class, scheduler_config, num_steps, latents, flow_sigmas=True
-    )
-    scheduler.set_begin_index(0)
-    return latents, image_ids, scheduler
-
-
-def draw_latents(
-    prompt_embeds: Any,
-    generator: Any,
-    height: int,
-    width: int,
-    channels: int,
-    vae_scale_factor: int,
-) -> tuple[Any, Any]:
-    """Packed noise (1, tokens, channels * 4) and its ids, in the embeddings' dtype and device."""
     from diffusers import FluxPipeline
 
     # prepare_latents reads nothing else of a pipeline.
@@ -168,23 +174,39 @@ def draw_latents(
         _pack_latents=FluxPipeline._pack_latents,
         _prepare_latent_image_ids=FluxPipeline._prepare_latent_image_ids,
     )
-    drawn: tuple[Any, Any] = FluxPipeline.prepare_latents(
+    latents, image_ids = FluxPipeline.prepare_latents(
         helper,
-        1,
+        num_images,
         channels,
         height,
         width,
         prompt_embeds.dtype,
         prompt_embeds.device,
-        generator,
+        resumed(generator_state),
     )
-    return drawn
+    scheduler = make_scheduler(
+        scheduler_class,
+        scheduler_config,
+        num_steps,
+        latents.shape[1],
+        latents.device,
+        flow_sigmas=not controlled,
+    )
+    if not controlled:
+        scheduler.set_begin_index(0)
+    return latents, image_ids, scheduler
 
 
 def make_scheduler(
-    class_name: str, config: dict[str, Any], num_steps: int, latents: Any, *, flow_sigmas: bool
+    class_name: str,
+    config: dict[str, Any],
+    num_steps: int,
+    tokens: int,
+    device: Any,
+    *,
+    flow_sigmas: bool,
 ) -> Any:
-    """A request's scheduler, its timesteps shifted with the number of tokens.
+    """A request's scheduler, its timesteps shifted with the number of tokens of an image.
 
     flow_sigmas: a scheduler that makes flow sigmas itself does; else they are evenly spaced.
     """
@@ -195,7 +217,7 @@ def make_scheduler(
     scheduler = getattr(diffusers, class_name).from_config(config)
     config = scheduler.config
     mu = calculate_shift(
-        latents.shape[1],
+        tokens,
         config.get("base_image_seq_len", 256),
         config.get("max_image_seq_len", 4096),
         config.get("base_shift", 0.5),
@@ -204,7 +226,7 @@ def make_scheduler(
     sigmas: Any = np.linspace(1.0, 1 / num_steps, num_steps)
     if flow_sigmas and config.get("use_flow_sigmas"):
         sigmas = None
-    retrieve_timesteps(scheduler, num_steps, latents.device, sigmas=sigmas, mu=mu)
+    retrieve_timesteps(scheduler, num_steps, device, sigmas=sigmas, mu=mu)
     return scheduler
 
 

@@ -3,33 +3,28 @@
 Both forms: dev (a guidance embedding, timesteps shifted with the image size) and schnell (neither).
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from ...parameters import Static
-from ...rules import Multiple, OneOf, Prompt, Range
 from ...workflow import Workflow, workflow
-from ..denoising import scheduler_step, timestep
-from ..folder import DiffusersFolder, check_dtype
-from ..pictures import finish_pixels
-from .parts import (
-    ClipText,
-    FluxTransformer,
-    T5Text,
-    TokenCounter,
-    VaeDecoder,
-    prepare,
-    text_ids,
+from ..denoising import seeded
+from ..folder import DiffusersFolder
+from ..narrowed import without
+from ..spread import draw_images
+from .composing import (
+    MAX_SEQUENCE_LENGTH,
+    FluxBase,
+    Guidance,
+    Length,
+    NumImages,
+    Output,
+    Spread,
+    Steps,
+    TrueCfg,
+    denoise,
+    encode_texts,
+    to_pictures,
 )
-
-# The pipeline's own limit (FluxPipeline.check_inputs).
-MAX_SEQUENCE_LENGTH = 512
-# Pixels per side; FLUX.1 itself is trained up to about two megapixels.
-MAX_SIDE = 4096
-
-
-def side_rule(sizes: tuple[int, ...] | None, vae_scale_factor: int) -> OneOf | Multiple:
-    """The rule for height and width: these sizes, or whatever packs into tokens of 2x2 latents."""
-    return OneOf(sizes) if sizes else Multiple(vae_scale_factor * 2, vae_scale_factor * 2, MAX_SIDE)
+from .parts import ClipText, FluxTransformer, T5Text, VaeDecoder, prepare
 
 
 def flux_workflow(
@@ -48,90 +43,63 @@ def flux_workflow(
 
     sizes: the only sides in pixels that the model draws well; None: any that the pipeline takes.
     """
-    check_dtype(dtype)
-    transformer_config = folder.config("transformer")
-    vae_scale_factor = 2 ** (len(folder.config("vae")["block_out_channels"]) - 1)
-    guided = bool(transformer_config.get("guidance_embeds"))
-    channels = transformer_config["in_channels"] // 4
-    scheduler_config = folder.scheduler_config
-    scheduler_class = folder.index["scheduler"][1]
-
-    options = {"dtype": dtype} if dtype else {}
-    clip = ClipText(folder.source, **options)
-    t5 = T5Text(folder.source, **options)
-    transformer = FluxTransformer(folder.source, **options)
-    vae = VaeDecoder(folder.source, **options)
+    base = FluxBase(folder, dtype, sizes)
 
     def compose(
-        prompt: Any, seed: Any, steps: int, h: int, w: int, guidance: Any, length: int, out: str
-    ) -> Any:
-        pooled = clip(prompt)
-        embeds = t5(prompt, length)
-        latents, image_ids, scheduler = prepare(
-            embeds, seed, steps, h, w, channels, vae_scale_factor, scheduler_class, scheduler_config
-        )
-        ids = text_ids(embeds, pooled)
-        for step in range(steps):
-            noise_pred = transformer(
-                latents=latents,
-                timestep=timestep(scheduler, step, latents),
-                guidance_scale=guidance,
-                pooled_prompt_embeds=pooled,
-                prompt_embeds=embeds,
-                text_ids=ids,
-                image_ids=image_ids,
-            )
-            latents, scheduler = scheduler_step(scheduler, step, noise_pred, latents)
-        return finish_pixels(vae(latents, h, w), out, vae_scale_factor * 2, "the FLUX VAE")
-
-    side: Any = side_rule(sizes, vae_scale_factor)
-    default_side = 128 * vae_scale_factor  # FluxPipeline.default_sample_size
-    height, width = height or default_side, width or default_side
-    num_steps = num_steps or (28 if guided else 4)
-    tokens = TokenCounter(folder)
-
-    PromptText = Annotated[str, Prompt(max_tokens="max_sequence_length", count=tokens)]
-    Steps = Annotated[int, Range(1, 1000)]
-    Side = Annotated[int, side]
-    Guidance = Annotated[float, Range(0, 100)]
-    Length = Annotated[int, Range(1, MAX_SEQUENCE_LENGTH)]
-    Output = Static[Literal["pil", "pt"]]
-
-    def dev(
-        prompt: PromptText,
+        prompt: Annotated[str, base.prompt],
+        negative_prompt: Annotated[str, base.negative_prompt] = "",
         seed: int = 0,
-        num_steps: Steps = num_steps,
-        height: Side = height,
-        width: Side = width,
+        num_steps: Steps = num_steps or base.default_steps,
+        height: Annotated[int, base.side] = height or base.default_side,
+        width: Annotated[int, base.side] = width or base.default_side,
         guidance_scale: Guidance = guidance_scale,
+        true_cfg_scale: TrueCfg = 1.0,
+        num_images: NumImages = 1,
+        spread: Spread = False,
         max_sequence_length: Length = max_sequence_length,
         output_type: Output = "pil",
     ) -> Any:
-        """FLUX.1 with guidance embedding (dev), text to image."""
-        return compose(
+        """FLUX.1 text to image; the negative prompt has a say with true_cfg_scale above 1."""
+        clip = ClipText(base.source, **base.options)
+        t5 = T5Text(base.source, **base.options)
+        transformer = FluxTransformer(base.source, **base.options)
+        decoder = VaeDecoder(base.source, **base.options)
+        texts = encode_texts(
+            clip,
+            t5,
             prompt,
-            seed,
-            num_steps,
-            height,
-            width,
-            guidance_scale,
+            negative_prompt,
+            true_cfg_scale,
             max_sequence_length,
-            output_type,
+            1 if spread else num_images,
         )
 
-    def schnell(
-        prompt: PromptText,
-        seed: int = 0,
-        num_steps: Steps = num_steps,
-        height: Side = height,
-        width: Side = width,
-        max_sequence_length: Length = max_sequence_length,
-        output_type: Output = "pil",
-    ) -> Any:
-        """FLUX.1 without guidance embedding (schnell), text to image."""
-        return compose(
-            prompt, seed, num_steps, height, width, None, max_sequence_length, output_type
-        )
+        def draw(seed: Any, images: int) -> Any:
+            latents, image_ids, schedule = prepare(
+                texts.embeds,
+                seeded(seed),
+                images,
+                num_steps,
+                height,
+                width,
+                base.channels,
+                base.vae_scale_factor,
+                *base.scheduler,
+            )
+            latents = denoise(
+                transformer,
+                texts,
+                latents,
+                image_ids,
+                schedule,
+                range(num_steps),
+                guidance_scale,
+                true_cfg_scale,
+            )
+            return to_pictures(base, decoder, latents, height, width, output_type)
 
-    made: Workflow = workflow(name=name, replace=True)(dev if guided else schnell)
+        return draw_images(draw, seed, num_images, spread)
+
+    fixed = {} if base.guided else {"guidance_scale": None}
+    made: Workflow = workflow(name=name, replace=True)(without(compose, fixed))
     return made

@@ -1,0 +1,193 @@
+"""The ControlNets of a FLUX.1 workflow: found, checked against each other, and composed.
+
+Several add up as in `diffusers.FluxMultiControlNetModel`: their residuals are summed in their order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from ...errors import LoadError
+from ...parameters import Static
+from ...rules import Range
+from ..folder import DiffusersFolder, read_component
+from ..input_image import InputImage, InputImages
+from ..per_controlnet import Modes, Scales, nth
+from .composing import FluxBase
+from .controlnet_parts import CONTROLNET, FluxControlNet, VaeEncoder, prepare_image
+from .parts import DOUBLES, MAX_CONTROLNETS, SINGLES
+
+Fraction = Annotated[Static[float], Range(0, 1)]
+
+# What residuals, latents and prompts have in common: a ControlNet must have the transformer's.
+_SHARED = (
+    "in_channels",
+    "num_attention_heads",
+    "attention_head_dim",
+    "joint_attention_dim",
+    "pooled_projection_dim",
+)
+
+
+@dataclass(frozen=True)
+class _Net:
+    source: str
+    part: str | None  # None: the model's own folder
+    config: dict[str, Any]
+
+    @property
+    def takes_pixels(self) -> bool:
+        return self.config.get("conditioning_embedding_channels") is not None
+
+
+class Controls:
+    """The ControlNets of a workflow, in order.
+
+    images, modes, scales: the rules of the parameters; modes: None where no ControlNet has any.
+    guided: whether they have a guidance embedding.
+    """
+
+    def __init__(self, base: FluxBase, nets: list[_Net]):
+        self._base = base
+        self._nets = nets
+        first = nets[0]
+        self.guided = bool(first.config.get("guidance_embeds"))
+        count, several = len(nets), len(nets) > 1
+        self.images: Any = InputImages(count, count) if several else InputImage()
+        self.scales: Any = Scales(count) if several else Range(-10, 10)
+        limits = tuple(net.config.get("num_mode") for net in nets)
+        self.modes: Any = None
+        if any(limits):
+            self.modes = Modes(limits) if several else Range(0, limits[0] - 1)
+        # FluxMultiControlNetModel zips: the shortest counts. Without singles of the first there are none.
+        doubles = min(net.config["num_layers"] for net in nets)
+        singles = [n for net in nets if (n := net.config.get("num_single_layers"))]
+        self._has_singles = bool(first.config.get("num_single_layers"))
+        self._lengths = (doubles, min(singles, default=None)) if several else None
+
+    def hints(
+        self,
+        control_image: Any,
+        state: Any,
+        num_images: int,
+        height: int,
+        width: int,
+        like: Any,
+    ) -> tuple[list[Any], Any]:
+        """Inside a workflow: what each ControlNet takes, and the generator's state after the draws."""
+        encoder = VaeEncoder(self._base.source, **self._base.options)
+        hints = []
+        for number, net in enumerate(self._nets):
+            image = self._of(control_image, number)
+            if net.takes_pixels:
+                factor = self._base.vae_scale_factor
+                hints.append(prepare_image(image, num_images, height, width, factor, like))
+            else:
+                encoded = encoder(image, state, num_images, height, width)
+                hints.append(encoded.control_latents)
+                state = encoded.next_state
+        return hints, state
+
+    def composer(
+        self,
+        hints: list[Any],
+        control_mode: Any,
+        conditioning_scale: Any,
+        steps: range,
+        start: float,
+        end: float,
+    ) -> Callable[[int, dict[str, Any]], dict[str, Any]]:
+        """Inside a workflow: composes a step's ControlNets and gives what the transformer takes of them.
+
+        start, end: the window, as fractions of the steps.
+        """
+        base = self._base
+        nets = [
+            FluxControlNet(net.source, **({"part": net.part} if net.part else {}), **base.options)
+            for net in self._nets
+        ]
+
+        def compose(step: int, common: dict[str, Any]) -> dict[str, Any]:
+            # As the pipeline compares: it scales by zero what is outside.
+            done = step - steps.start
+            if done / len(steps) < start or (done + 1) / len(steps) > end:
+                return {}
+            inputs: dict[str, Any] = {"controlnet_blocks_repeat": self._nets[0].takes_pixels}
+            if self._lengths is not None:
+                inputs["controlnet_lengths"] = self._lengths
+            for number, (net, hint) in enumerate(zip(nets, hints, strict=True)):
+                has_modes = bool(self._nets[number].config.get("num_mode"))
+                made = net(
+                    **common,
+                    control=hint,
+                    control_mode=self._of(control_mode, number) if has_modes else None,
+                    conditioning_scale=self._of(conditioning_scale, number),
+                )
+                inputs[DOUBLES[number]] = made.controlnet_block_samples
+                if self._has_singles and self._nets[number].config.get("num_single_layers"):
+                    inputs[SINGLES[number]] = made.controlnet_single_block_samples
+            return inputs
+
+        return compose
+
+    def _of(self, values: Any, number: int) -> Any:
+        return nth(values, number) if len(self._nets) > 1 else values
+
+
+def find_controls(
+    base: FluxBase, folder: DiffusersFolder, controlnets: tuple[str, ...]
+) -> Controls:
+    """The ControlNets of these folders or hub ids; of none: the one that the folder holds.
+
+    LoadError unless all are of the supported class, fit the transformer and go together.
+    """
+    if len(controlnets) > MAX_CONTROLNETS:
+        raise LoadError(
+            f"{folder.source!r} takes at most {MAX_CONTROLNETS} ControlNets at a time, not "
+            f"{len(controlnets)}; leave some out"
+        )
+    if controlnets:
+        found = [read_component(source) for source in controlnets]
+        nets = [_Net(each.source, None, dict(each.config)) for each in found]
+    else:
+        nets = [_Net(folder.source, "controlnet", folder.config("controlnet"))]
+    for net in nets:
+        _check_fit(net.source, net.config, base.transformer_config)
+        _check_alike(nets[0], net)
+    return Controls(base, nets)
+
+
+def _check_fit(source: str, config: dict[str, Any], transformer: dict[str, Any]) -> None:
+    """LoadError unless the ControlNet is of the supported class and made for such a transformer."""
+    if config.get("_class_name") != CONTROLNET:
+        raise LoadError(
+            f"{source!r}: the ControlNet is a {config.get('_class_name')}; supported: {CONTROLNET}, "
+            "several as a list of their folders: controlnet=[...]"
+        )
+    for name in _SHARED:
+        if config.get(name) != transformer.get(name):
+            raise LoadError(
+                f"{source!r}: the ControlNet has {name}={config.get(name)}, the transformer "
+                f"{transformer.get(name)}; use a ControlNet made for this model"
+            )
+    if not config.get("num_layers"):
+        raise LoadError(f"{source!r}: the ControlNet has no double blocks; copy it again")
+
+
+def _check_alike(first: _Net, other: _Net) -> None:
+    """LoadError for two that the pipeline would not run together: it asks the first how to call all."""
+    for what, one, two in (
+        ("takes pixels", first.takes_pixels, other.takes_pixels),
+        (
+            "has a guidance embedding",
+            bool(first.config.get("guidance_embeds")),
+            bool(other.config.get("guidance_embeds")),
+        ),
+    ):
+        if one != two:
+            yes, no = (first, other) if one else (other, first)
+            raise LoadError(
+                f"ControlNet {yes.source!r} {what}, {no.source!r} does not; run them in two workflows"
+            )

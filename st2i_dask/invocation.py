@@ -90,6 +90,8 @@ class BoundTask:
         self.versions: dict[str, str] = {}
         for outputs in dependencies:
             self.versions |= outputs.versions
+        #: The task of the request that gave the first NaN, if one of its inputs has passed that on.
+        self.spoilt = next((outputs.spoilt for outputs in dependencies if outputs.spoilt), None)
         #: Whether items were handed over while it ran: it cannot be evaluated again.
         self.has_streamed = False
         self.imports: dict[Ref, Any] = {

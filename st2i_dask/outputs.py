@@ -51,31 +51,36 @@ class TaskOutputs:
 
     lost: why these outputs arrived without their values; None for all that are sound. Never left in
     a worker's memory. held: what must live as long as they do where they were made; does not travel.
-    versions: by model key, which weights the request has used so far to make them.
+    versions: by model key, which weights the request has used so far to make them. spoilt: the task of
+    the request whose outputs were the first with NaN in them; None if there was none.
     """
 
-    __slots__ = ("held", "lost", "values", "versions")
+    __slots__ = ("held", "lost", "spoilt", "values", "versions")
 
     def __init__(
         self,
         values: tuple[Any, ...],
         lost: str | None = None,
         versions: Mapping[str, str] | None = None,
+        spoilt: str | None = None,
     ):
         self.values = values
+        self.spoilt = spoilt
         self.versions: Mapping[str, str] = versions or {}
         self.lost = lost
         self.held: Any = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         values = map_values(self.values, is_plain_tensor, _pack)
-        return TaskOutputs._restore, (values, dict(self.versions))
+        return TaskOutputs._restore, (values, dict(self.versions), self.spoilt)
 
     @staticmethod
-    def _restore(values: tuple[Any, ...], versions: dict[str, str]) -> TaskOutputs:
+    def _restore(
+        values: tuple[Any, ...], versions: dict[str, str], spoilt: str | None
+    ) -> TaskOutputs:
         try:
             values = map_values(values, _is_packed, lambda packed: packed.unpack())
-            return TaskOutputs(values, versions=versions)
+            return TaskOutputs(values, versions=versions, spoilt=spoilt)
         except OSError as error:
             # Dask would take it for a failed task; who asked for it looks at `lost` instead.
             return TaskOutputs((), str(error) or type(error).__name__)

@@ -96,18 +96,32 @@ class Executor:
                 }
             here, stalled = time.perf_counter(), lease.load_s
             with _no_grad():
-                result = self._evaluate(task, lease)
+                result = self._evaluated(task, lease)
             done, stalled = time.perf_counter(), lease.load_s - stalled
             if task.plan.result is not None:
                 result = finish(map_values(result, is_tensor, self._to_client), task.about or {})
                 self._check_sendable(task, TaskOutputs((result,)))
             else:
                 kept = map_values(result, is_tensor, self.store.keep)
-                result = TaskOutputs(kept, versions=versions)
+                spoilt = task.spoilt or (task.plan.label if _has_nan(kept) else None)
+                result = TaskOutputs(kept, versions=versions, spoilt=spoilt)
                 self.store.arena.heap.settle()
                 self._check_sendable(task, result)
             transfer_s = here - start + time.perf_counter() - done
         return result, Seconds(lease.load_s, done - here - stalled, transfer_s)
+
+    def _evaluated(self, task: BoundTask, lease: Lease) -> Any:
+        """The result. NotFiniteError, naming where it began, for one of the workflow with NaN in it."""
+        try:
+            result = self._evaluate(task, lease)
+            if task.plan.result is not None and _has_nan(result):
+                raise NotFiniteError(
+                    f"workflow {task.plan.workflow!r}: the result of {task.plan.label} has NaN in it"
+                )
+            return result
+        except NotFiniteError as error:
+            began = f"; the first NaN came out of {task.spoilt or task.plan.label}"
+            raise NotFiniteError(f"{error}{began}") from error
 
     def _evaluate(self, task: BoundTask, lease: Lease) -> Any:
         """Once more where the device ran out of memory and cached weights could make room, and where
@@ -199,7 +213,9 @@ def _has_nan(result: Any) -> bool:
 
     def look(tensor: Any) -> Any:
         nonlocal found
-        found = found or (tensor.is_floating_point() and bool(tensor.isnan().any()))
+        # A sum passes over the tensor once and makes none; infinite ones may also give NaN.
+        if not found and tensor.is_floating_point() and bool(tensor.sum().isnan()):
+            found = bool(tensor.isnan().any())
         return tensor
 
     map_values(result, is_tensor, look)

@@ -383,10 +383,51 @@ def undivided(executor):
 def test_a_model_that_gives_nan_gives_it_whatever_is_in_memory(executor, file):
     Counted.runs.clear()
     nan = torch.full((1, 64), float("nan"))
-    result, _ = run_chain(executor, Counted(file, refused=""), x=nan)
-    assert result.isnan().all()
+    with pytest.raises(
+        st2i.NotFiniteError, match=r"the result of Counted#1 has NaN in it; the first"
+    ):
+        run_chain(executor, Counted(file, refused=""), x=nan)
     assert len(Counted.runs) == 2, "it might have been a layer that was not there"
     assert undivided(executor) == [False], "but was not"
+
+
+class Spoiling(Linear):
+    """Divides by nothing where its option says so."""
+
+    def execute(self, model_components, x):
+        y = super().execute(model_components, x)["y"]
+        return {"y": y * float("nan") if self.options.get("here") else y}
+
+
+class Refusing(Linear):
+    def execute(self, model_components, x):
+        check_pixels(x, lowest=-1e9, where="Refusing")
+        return super().execute(model_components, x)
+
+
+@pytest.mark.parametrize("last", [Spoiling(), Refusing()])
+@pytest.mark.parametrize("travels", [False, True])
+def test_nan_is_an_error_that_names_where_it_began(executor, last, travels):
+    *packed, end = tasks(Spoiling(), Spoiling(here=True), Spoiling(), last)
+    value = ()
+    for task in packed:
+        outputs, _ = executor.run(BoundTask(task, {"x": torch.ones(1, 2)}, None, value))
+        value = (pickle.loads(pickle.dumps(outputs, protocol=5)) if travels else outputs,)
+    with pytest.raises(st2i.NotFiniteError, match=r"the first NaN came out of Spoiling#2$"):
+        executor.run(BoundTask(end, {"x": torch.ones(1, 2)}, {}, value))
+
+
+def test_infinite_numbers_between_models_are_no_error(executor):
+    class Masking(Linear):
+        def execute(self, model_components, x):
+            return {"y": torch.tensor([[float("inf"), float("-inf")]])}
+
+    class Counting(Linear):
+        def execute(self, model_components, x):
+            return {"y": x.isinf().sum().float()}
+
+    result, _ = run_chain(executor, Masking(), Counting())
+    assert result == 2
 
 
 @pytest.mark.parametrize(("refused", "runs"), [("NaN", 2), ("black", 1)])
@@ -401,7 +442,9 @@ def test_only_what_may_come_of_an_absent_layer_is_run_again(executor, file, refu
 
 
 def test_an_image_that_is_refused_for_an_absent_layer_is_drawn_again(file):
-    executor = Executor(WeightStore(memory=40_000), TensorStore(Arena(HostHeap(ARENA))))
+    # So slow that nothing is there yet when the model runs.
+    store = WeightStore(memory=40_000, bandwidth=2e5)
+    executor = Executor(store, TensorStore(Arena(HostHeap(ARENA))))
 
     class Draws(Stored):
         def execute(self, model_components, x):

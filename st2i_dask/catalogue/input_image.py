@@ -126,7 +126,10 @@ class MaskImage:
             raise ParameterError(f"{name} has size {value.width}x{value.height}; give it pixels")
 
     def carry(self, name: str, value: Any, values: Mapping[str, Any]) -> np.ndarray:
-        # The pipelines' own mask processor makes it grey first, whatever it is.
+        # The pipelines resize first and make it grey then; a grey one they resize on the worker.
+        size = _target(values)
+        if size is not None and value.mode != "L":
+            value = value.resize(size, resample=Image.Resampling.LANCZOS)
         array = np.array(value.convert("L"))
         _check_bytes(name, array.nbytes, self.max_bytes)
         return array

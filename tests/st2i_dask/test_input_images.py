@@ -53,12 +53,13 @@ def test_a_number_is_described_as_one():
     assert InputImages(2, 2).describe() == "a list of 2 RGB images"
 
 
-@pytest.mark.parametrize("mode", ["L", "RGB", "1", "RGBA"])
-def test_a_mask_of_any_mode_is_what_the_pipeline_makes_of_it(mode):
+@pytest.mark.parametrize("size", [(48, 32), (100, 90), (20, 16)])
+@pytest.mark.parametrize("mode", ["L", "RGB", "1", "RGBA", "P"])
+def test_a_mask_of_any_mode_is_what_the_pipeline_makes_of_it(mode, size):
     from diffusers.image_processor import VaeImageProcessor
 
-    rows = np.add.outer(np.arange(32), np.arange(48)).astype(np.uint8) * 3
-    mask = Image.fromarray(rows).convert(mode)
+    colours = np.random.default_rng(0).integers(0, 256, (*size[::-1], 4), dtype=np.uint8)
+    mask = Image.fromarray(colours).convert("RGB" if mode == "P" else "RGBA").convert(mode)
     rule = MaskImage()
     rule.check("mask_image", mask, SIZE)
     arrived = restore(rule.carry("mask_image", mask, SIZE))

@@ -27,6 +27,11 @@ def submit_requests(client: Client, requests: Sequence[Request]) -> list[Future]
     refused = refusals(client, Counter(request.tenant for request in requests))
     if refused:
         raise LimitError("; ".join(refused.values()))
+    return send(client, requests)
+
+
+def send(client: Client, requests: Sequence[Request]) -> list[Future]:
+    """Submit the graphs in one message, unasked; for a client of any kind whose cluster is attached."""
     tasks: dict[str, Any] = {}
     annotations: dict[str, dict[str, Any]] = {}
     for number, request in enumerate(requests):

@@ -20,6 +20,7 @@ from .candidates import Chooser
 from .cost_model import CostModel
 from .fair_queue import FairQueue
 from .policy import FairPolicy
+from .prospects import prospects
 from .settings import Settings
 from .usage import UsageTotals
 from .world_service import WorldService
@@ -57,6 +58,7 @@ class ServingSchedulerPlugin(SchedulerPlugin):
             "st2i_settings": self.change_settings,
             "st2i_refusals": self.refusals,
             "st2i_costs": self.costs,
+            "st2i_prospects": self.prospects,
             **self.worlds.handlers,
         }
         scheduler.handlers.update(self._handlers)
@@ -156,6 +158,10 @@ class ServingSchedulerPlugin(SchedulerPlugin):
             for tenant, n in requests.items():
                 promised.promise(tenant, n, now)
         return refused
+
+    def prospects(self, requests: list[str]) -> dict[str, dict[str, Any]]:
+        """RPC `st2i_prospects`: of these requests, those that are open, see `Prospect`."""
+        return prospects(self.policy, requests)
 
     def costs(self, replace: str | None = None) -> dict[str, str]:
         """RPC `st2i_costs`: what was learned, as JSON text; with `replace`, that takes its place."""

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from .adapters import base_parameters
+
 if TYPE_CHECKING:
     from torch import nn
 
@@ -33,7 +35,7 @@ class Layer:
 
 def divide(module: nn.Module) -> list[Layer]:
     """The layers of a model, in order of definition, the root layer first; every parameter is in
-    exactly one.
+    exactly one. Of a model with adapters, the layers that it has without them.
 
     An item of the first list of modules met from the top is a layer; a child that contains lists is
     descended into; any other child is a layer. Parameters directly in what was descended into form the
@@ -88,7 +90,7 @@ class _Merging:
         if isinstance(unit, nn.Parameter):
             layer, parameters = ROOT, iter([(name, unit)])
         else:
-            layer, parameters = name, unit.named_parameters(name)
+            layer, parameters = name, base_parameters(unit, name)
             self._modules[layer] = {id(unit): unit}
             self._parameters[layer] = {}
         for place, parameter in parameters:

@@ -20,6 +20,7 @@ from .skeletons import (
     Part,
     Skeleton,
     find_virtual,
+    has_adapters,
     held_bytes,
     install_hooks,
     is_compiled,
@@ -113,7 +114,9 @@ class Shelf:
             ]
             skeleton.was_written()
             virtual_bytes = sum(part.weights.nbytes for part in skeleton.parts)
-            if held > NEGLIGIBLE * virtual_bytes:
+            # Of adapters there may be any number beside one model: what they take is counted, and goes
+            # with the model that has not been used for longest.
+            if held > NEGLIGIBLE * virtual_bytes or has_adapters(components):
                 skeleton.held = ModelWeights(f"held {key}", (held,), (0,))
                 self._layers.add(skeleton.held, unit)
             skeleton.is_compiled = is_compiled(components)

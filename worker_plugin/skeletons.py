@@ -1,8 +1,8 @@
 """Models without their weights: what `load_model` returned, its parameters left to layer tables.
 
 Every module whose parameters lie in safetensors files is *virtual*: its weights come and go layer by
-layer. Everything else (parameters made or converted in this process, bare tensors, arrays) is *held*:
-it is there as long as the skeleton is.
+layer. Everything else (parameters made or converted in this process, adapters, bare tensors, arrays) is
+*held*: it is there as long as the skeleton is.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import numpy as np
 from st2i_dask.errors import LoadError
 from st2i_dask.outputs import is_tensor
 
+from .adapters import is_adapted
 from .content import ContentIds, Source
 from .file_identity import FileIdentity
 from .layer_table import ALIGNMENT, LayerTable
@@ -320,6 +321,11 @@ def is_compiled(components: Mapping[str, Any]) -> bool:
         for part in _modules(components)
         for module in part.modules()
     )
+
+
+def has_adapters(components: Mapping[str, Any]) -> bool:
+    """Whether a module has adapters, which are small beside it but not the same in each skeleton."""
+    return any(is_adapted(m) for part in _modules(components) for m in part.modules())
 
 
 def _untraced(function: Any) -> Any:

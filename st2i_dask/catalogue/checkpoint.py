@@ -99,6 +99,17 @@ def find_fault(folder: Path) -> Fault | None:
     return None
 
 
+def find_file_fault(file: Path) -> Fault | None:
+    """Of one safetensors file, whatever it lies beside."""
+    try:
+        _header(file)
+    except _Faulty as faulty:
+        return faulty.fault
+    except OSError as error:
+        return Fault(file, f"cannot be read ({error.strerror})", damaged=False)
+    return None
+
+
 class _Faulty(Exception):
     def __init__(self, fault: Fault):
         super().__init__(str(fault))

@@ -10,6 +10,7 @@ from ...parameters import Static
 from ...rules import Multiple, OneOf, Prompt, Range
 from ..denoising import guided, scheduler_step, timestep
 from ..folder import DiffusersFolder, check_dtype
+from ..lora import Loras
 from ..pictures import finish_pixels
 from ..spread import MAX_IMAGES
 from .parts import ClipText, T5Text, TokenCounter, text_ids
@@ -57,6 +58,7 @@ class FluxBase:
         self.side: Any = OneOf(sizes) if sizes else Multiple(multiple, multiple, MAX_SIDE)
         tokens = TokenCounter(folder)
         limit = "max_sequence_length"
+        self.loras = Loras(folder)
         self.prompt = Prompt(max_tokens=limit, count=tokens)
         self.negative_prompt = Prompt(max_tokens=limit, count=tokens, may_be_empty=True)
 

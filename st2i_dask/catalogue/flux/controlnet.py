@@ -7,9 +7,11 @@ pipeline adds zeros; here the ControlNets are not run at all.
 
 from typing import Annotated, Any
 
+from ...parameters import Static
 from ...workflow import Workflow, workflow
 from ..denoising import seeded
 from ..folder import DiffusersFolder
+from ..lora import adapted
 from ..narrowed import without
 from ..spread import draw_images
 from .composing import (
@@ -69,13 +71,14 @@ def flux_controlnet_workflow(
         control_guidance_end: Fraction = 1.0,
         num_images: NumImages = 1,
         spread: Spread = False,
+        loras: Annotated[Static[Any], base.loras] = (),
         max_sequence_length: Length = max_sequence_length,
         output_type: Output = "pil",
     ) -> Any:
         """FLUX.1 with ControlNets, text and control images to image."""
-        clip = ClipText(base.source, **base.options)
-        t5 = T5Text(base.source, **base.options)
-        transformer = FluxTransformer(base.source, **base.options)
+        clip = ClipText(base.source, **adapted(base.options, loras, "text_encoder"))
+        t5 = T5Text(base.source, **adapted(base.options, loras, "text_encoder_2"))
+        transformer = FluxTransformer(base.source, **adapted(base.options, loras, "transformer"))
         decoder = VaeDecoder(base.source, **base.options)
         texts = encode_texts(
             clip,

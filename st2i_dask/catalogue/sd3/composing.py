@@ -1,0 +1,212 @@
+"""What all tasks of Stable Diffusion 3 compose alike: text, the denoising loop, pixels."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Annotated, Any, Literal
+
+from ...errors import LoadError
+from ...parameters import Static
+from ...rules import Multiple, OneOf, Prompt, Range
+from ..denoising import guided, scheduler_step
+from ..folder import DiffusersFolder, check_dtype
+from ..pictures import finish_pixels
+from ..spread import MAX_IMAGES
+from ..strength import Strength
+from ..token_count import TokenCounter
+from .parts import (
+    ClipGText,
+    ClipLText,
+    SD3Transformer,
+    T5Text,
+    VaeDecoder,
+    join_text,
+    make_scheduler,
+    nth_timestep,
+    scheduled,
+    stack,
+)
+
+# The pipeline's own limit (StableDiffusion3Pipeline.check_inputs).
+MAX_SEQUENCE_LENGTH = 512
+_CLIP_TOKENS = 77
+
+
+@dataclass(frozen=True)
+class Text:
+    """Embeddings and pooled embeddings of each forward of a step: one of both prompts in a batch, or
+    with split guidance the negative prompt's and the prompt's."""
+
+    forwards: tuple[tuple[Any, Any], ...]
+    batch_scale: float | None  # guidance within a forward
+
+    @property
+    def like(self) -> Any:
+        return self.forwards[0][0]
+
+
+class SD3:
+    """A folder of Stable Diffusion 3 as workflows need it. LoadError if a pipeline would not take it.
+
+    shifts: whether the pipeline shifts the timesteps with the picture's size, if the scheduler does.
+    """
+
+    def __init__(self, folder: DiffusersFolder, dtype: str | None, *, shifts: bool = True):
+        check_dtype(dtype)
+        self.folder = folder
+        self.options: dict[str, Any] = {"dtype": dtype} if dtype else {}
+        self.transformer_config = folder.config("transformer")
+        self.vae_config = folder.config("vae")
+        self.channels = self.transformer_config["in_channels"]
+        self.patch = self.transformer_config["patch_size"]
+        self.factor = 2 ** (len(self.vae_config["block_out_channels"]) - 1)
+        self.default_side = self.transformer_config["sample_size"] * self.factor
+        self.has_t5 = bool((folder.index.get("text_encoder_3") or [None])[0])
+        self.shifts = shifts
+        self.scheduler = folder.index["scheduler"][1], folder.scheduler_config
+        try:
+            self._scheduled(4, self.default_side, self.default_side, None)
+        except Exception as error:
+            raise LoadError(
+                f"{folder.source!r}: {self._pipeline} cannot use the scheduler {self.scheduler[0]} "
+                f"as it is configured ({error}); take FlowMatchEulerDiscreteScheduler"
+                + ("" if shifts else " with use_dynamic_shifting=false")
+            ) from error
+
+    @property
+    def _pipeline(self) -> str:
+        return "StableDiffusion3Pipeline" if self.shifts else "StableDiffusion3ControlNetPipeline"
+
+    def check_noising(self, pipeline: str) -> None:
+        """LoadError unless the scheduler can add noise to an image."""
+        import diffusers
+
+        if not hasattr(getattr(diffusers, self.scheduler[0]), "scale_noise"):
+            raise LoadError(
+                f"{self.folder.source!r}: {pipeline} cannot use the scheduler {self.scheduler[0]}, "
+                "which adds no noise to an image; take FlowMatchEulerDiscreteScheduler"
+            )
+
+    # -- rules of parameters -------------------------------------------------------------------
+
+    @cached_property
+    def prompt(self) -> Prompt:
+        # Without T5 the model sees what CLIP sees.
+        return Prompt(
+            max_tokens="max_sequence_length" if self.has_t5 else _CLIP_TOKENS,
+            count=TokenCounter(self.folder, "tokenizer_3" if self.has_t5 else "tokenizer"),
+        )
+
+    @cached_property
+    def negative_prompt(self) -> Prompt:
+        return replace(self.prompt, may_be_empty=True)
+
+    def side(self, sizes: tuple[int, ...] | None, *configs: Mapping[str, Any]) -> OneOf | Multiple:
+        """Of height and width in pixels: as far as position embeddings (the ControlNets' too) reach."""
+        if sizes:
+            return OneOf(sizes)
+        unit = self.factor * self.patch
+        embedded = [self.transformer_config, *configs]
+        longest = min(c["pos_embed_max_size"] for c in embedded if c.get("pos_embed_max_size"))
+        return Multiple(unit, unit, unit * longest)
+
+    # -- composing -----------------------------------------------------------------------------
+
+    def text(
+        self,
+        prompt: Any,
+        negative_prompt: Any,
+        num_images: int,
+        max_sequence_length: int,
+        guidance_scale: float,
+        split: bool,
+    ) -> Text:
+        clip_l = ClipLText(self.folder.source, **self.options)
+        clip_g = ClipGText(self.folder.source, **self.options)
+        t5 = T5Text(self.folder.source, **self.options) if self.has_t5 else None
+
+        def encoded(words: Any) -> tuple[Any, Any]:
+            joined: tuple[Any, Any] = join_text(
+                tuple(clip_l(words, num_images)),
+                tuple(clip_g(words, num_images)),
+                t5 and t5(words, num_images, max_sequence_length),
+                max_sequence_length,
+                self.transformer_config["joint_attention_dim"],
+            )
+            return joined
+
+        positive = encoded(prompt)
+        if guidance_scale <= 1:  # as `do_classifier_free_guidance` has it
+            return Text((positive,), None)
+        negative = encoded(negative_prompt)
+        if split:
+            return Text((negative, positive), None)
+        both = tuple(stack(n, p) for n, p in zip(negative, positive, strict=True))
+        return Text((both,), guidance_scale)  # type: ignore[arg-type]
+
+    def schedule(
+        self, like: Any, num_steps: int, height: int, width: int, strength: float | None = None
+    ) -> tuple[Any, range]:
+        """A request's scheduler, and its timesteps that are taken."""
+        scheduler, first = self._scheduled(num_steps, height, width, strength)
+        steps = range(first, len(scheduler.timesteps))
+        made = make_scheduler(
+            *self.scheduler, num_steps, self._tokens(height, width), strength, like
+        )
+        return made, steps
+
+    def _scheduled(
+        self, num_steps: int, height: int, width: int, strength: float | None
+    ) -> tuple[Any, int]:
+        return scheduled(*self.scheduler, num_steps, self._tokens(height, width), strength)
+
+    def _tokens(self, height: int, width: int) -> int | None:
+        unit = self.factor * self.patch
+        return (height // unit) * (width // unit) if self.shifts else None
+
+    def denoise(
+        self,
+        latents: Any,
+        scheduler: Any,
+        steps: range,
+        text: Text,
+        guidance_scale: float,
+        *,
+        each_forward: Callable[[int, int, dict[str, Any]], dict[str, Any]] = lambda *_: {},
+        after_step: Callable[[Any, Any, int], Any] = lambda latents, *_: latents,
+    ) -> Any:
+        """Latents after the last step.
+
+        each_forward: what else the transformer gets, from the step, the forward's number and what it
+        gets anyway. after_step: the latents to go on with, from those, the scheduler and the step.
+        """
+        transformer = SD3Transformer(self.folder.source, **self.options)
+        for step in steps:
+            made = []
+            for number, (embeds, pooled) in enumerate(text.forwards):
+                common = dict(
+                    latents=latents,
+                    timestep=nth_timestep(scheduler, step),
+                    guidance_scale=text.batch_scale,
+                    prompt_embeds=embeds,
+                    pooled_prompt_embeds=pooled,
+                )
+                made.append(transformer(**common, **each_forward(step, number, common)))
+            noise_pred = made[0] if len(made) == 1 else guided(made[1], made[0], guidance_scale)
+            latents, scheduler = scheduler_step(scheduler, step, noise_pred, latents)
+            latents = after_step(latents, scheduler, step)
+        return latents
+
+    def picture(self, latents: Any, output_type: str, *, shifted: bool = True) -> Any:
+        """Images of latents. shifted: see VaeDecoder."""
+        pixels = VaeDecoder(self.folder.source, **self.options)(latents, shifted)
+        return finish_pixels(pixels, output_type, self.factor, "the SD3 VAE")
+
+
+# Types of parameters that are the same for every folder.
+Steps = Annotated[int, Range(1, 1000)]
+Guidance = Annotated[Static[float], Range(0, 100)]
+Share = Annotated[Static[float], Strength()]
+Images = Annotated[int, Range(1, MAX_IMAGES)]
+Length = Annotated[int, Range(1, MAX_SEQUENCE_LENGTH)]
+Output = Static[Literal["pil", "pt"]]

@@ -32,3 +32,24 @@ def reference(folder, dtype):
     pipeline = FluxControlNetPipeline.from_pretrained(folder, dtype=getattr(torch, dtype))
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
+
+
+def save_net(path, **options):
+    """A folder with one ControlNet alone, made like the one of `tiny.flux_controlnet(**options)`."""
+    tiny.flux_controlnet(**options).controlnet.save_pretrained(path)
+    return path
+
+
+@functools.cache
+def several_reference(cls, folder, nets, dtype):
+    """The unmodified pipeline of this class with the ControlNets of these folders."""
+    import diffusers
+
+    dtype = getattr(torch, dtype)
+    base = diffusers.FluxPipeline.from_pretrained(folder, dtype=dtype)
+    loaded = [diffusers.FluxControlNetModel.from_pretrained(net, dtype=dtype) for net in nets]
+    parts = {name: part for name, part in base.components.items() if part is not None}
+    controlnet = loaded if len(loaded) > 1 else loaded[0]
+    pipeline = getattr(diffusers, cls)(**parts, controlnet=controlnet)
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline

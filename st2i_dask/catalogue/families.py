@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from ..errors import LoadError
 from ..workflow import Workflow
 from .flux.controlnet import flux_controlnet_workflow
+from .flux.controlnet_image_to_image import flux_controlnet_image_workflow
+from .flux.image_to_image import flux_image_workflow, flux_inpainting_workflow
 from .flux.text_to_image import flux_workflow
 
 TEXT, IMAGE, INPAINT = "text-to-image", "image-to-image", "inpainting"
@@ -28,9 +30,15 @@ class Family:
 
 FAMILIES = (
     Family(
-        pipelines={"FluxPipeline": TEXT, "FluxControlNetPipeline": TEXT},
-        plain={TEXT: flux_workflow},
-        controlled={TEXT: flux_controlnet_workflow},
+        pipelines={
+            "FluxPipeline": TEXT,
+            "FluxImg2ImgPipeline": IMAGE,
+            "FluxInpaintPipeline": INPAINT,
+            "FluxControlNetPipeline": TEXT,
+            "FluxControlNetImg2ImgPipeline": IMAGE,
+        },
+        plain={TEXT: flux_workflow, IMAGE: flux_image_workflow, INPAINT: flux_inpainting_workflow},
+        controlled={TEXT: flux_controlnet_workflow, IMAGE: flux_controlnet_image_workflow},
     ),
 )
 

@@ -21,6 +21,7 @@ _COMMANDS = {
     "demo": ("st2i_dask.cli.demo", "demo", "Draw a gallery on a local cluster for two tenants."),
     "generate": ("st2i_dask.cli.generate", "generate", "Make images from prompts; resumable."),
     "models": ("st2i_dask.cli.operate", "models", "Show what every worker has of every model."),
+    "serve": ("st2i_dask.cli.serve", "serve", "Serve the OpenAI images API over HTTP."),
     "settings": ("st2i_dask.cli.operate", "settings", "Show and change the scheduler's settings."),
     "tenants": ("st2i_dask.cli.operate", "tenants", "Show what every tenant has and used."),
     "workflows": ("st2i_dask.cli.workflows", "workflows", "Show workflows and their parameters."),

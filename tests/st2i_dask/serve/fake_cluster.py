@@ -1,0 +1,87 @@
+"""A cluster in this process: requests run in a thread, task after task, and can be held."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+
+from st2i_dask.errors import LimitError
+from st2i_dask.invocation import BoundTask
+from st2i_dask.outputs import TaskOutputs
+
+
+class FakeCluster:
+    """`hold()` keeps requests from starting until `release()`.
+
+    submitted, cancelled: names of requests. caps: most open requests by tenant.
+    """
+
+    def __init__(self):
+        self.up = True
+        self.submitted, self.cancelled = [], []
+        self.caps = {}
+        self._open = {}  # name -> (tenant, task)
+        self._go = None
+        self._held = False
+        self._threads = ThreadPoolExecutor(2)
+
+    def hold(self):
+        self._held = True
+
+    def release(self):
+        """From any thread."""
+        self._held = False
+
+    async def submit(self, requests):
+        tenant = requests[0].tenant
+        cap = self.caps.get(tenant)
+        waiting = sum(1 for whose, _ in self._open.values() if whose == tenant)
+        if cap is not None and waiting + len(requests) > cap:
+            raise LimitError(f"tenant {tenant!r} has {waiting} queued requests, its limit is {cap}")
+        return [self._start(request) for request in requests]
+
+    def _start(self, request):
+        name = request.key.rpartition("-")[2]
+        self.submitted.append(name)
+        task = asyncio.ensure_future(self._run(request))
+        task.st2i_name = name
+        self._open[name] = request.tenant, task
+        task.add_done_callback(lambda done: self._open.pop(name, None))
+        return task
+
+    async def _run(self, request):
+        while self._held:
+            await asyncio.sleep(0.005)
+        loop = asyncio.get_running_loop()
+        results = {}
+        for key, task in request.tasks.items():
+            results[key] = await loop.run_in_executor(
+                self._threads, self._evaluate, task, results, key == request.key
+            )
+        return results[request.key]
+
+    def _evaluate(self, task, results, final):
+        packed, values, about, _callbacks, *dependencies = task.args
+        made = BoundTask(packed, values, about, [results[d.key] for d in dependencies])
+        result = made.evaluate(made.model_fn.load_model(made.model_fn.model_path))
+        if not final:
+            return TaskOutputs(result)
+        from st2i_dask.image import finish
+
+        return finish(result, about)
+
+    async def prospects(self, names):
+        return {
+            name: {"done": 0, "total": 4, "place": 1 if self._held else None, "wait_s": 1.5}
+            for name in names
+            if name in self._open
+        }
+
+    async def cancel(self, futures):
+        for future in futures:
+            if not future.done():
+                self.cancelled.append(future.st2i_name)
+                future.cancel()
+
+    def close(self):
+        self._threads.shutdown()

@@ -128,7 +128,11 @@ class Workflow:
             "steps": everything.get("num_steps"),
             "size": None,  # known when the image is
             "tenant": tenant,
-            "parameters": {n: v for n, v in everything.items() if isinstance(v, _PLAIN)},
+            "parameters": {
+                n: told
+                for n, v in everything.items()
+                if isinstance(told := getattr(v, "about", v), _PLAIN)
+            },
             "software": f"st2i_dask {package_version('st2i_dask')}",
         }
         return build_request(
@@ -182,6 +186,7 @@ class Workflow:
         )
 
 
+# What metadata can say of a parameter; of others, what their `about` says.
 _PLAIN = (str, int, float, bool)
 
 

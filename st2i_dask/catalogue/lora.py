@@ -45,9 +45,10 @@ class Adapters(tuple[Adapter, ...]):
         return str(len(self))
 
     @property
-    def about(self) -> str:
-        """For an image's metadata."""
-        return ", ".join(f"{PurePath(a.source).name} ({a.identity[:12]}) {a.scale:g}" for a in self)
+    def about(self) -> str | None:
+        """For an image's metadata: name, identity and scale of each."""
+        said = (f"{PurePath(a.source).name} ({a.identity[:12]}) {a.scale:g}" for a in self)
+        return ", ".join(said) or None
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,9 @@ import logging
 import os
 import re
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from concurrent.futures import Future
 from pathlib import Path
 
 from ..errors import LoadError
@@ -31,8 +30,8 @@ _Key = tuple[int, int, int, int]
 
 _lock = threading.Lock()
 _known: OrderedDict[_Key, Future[str]] = OrderedDict()
-_waiting = 0
-_reader: ThreadPoolExecutor | None = None
+_queue: deque[str] = deque()
+_reader: threading.Thread | None = None
 
 
 def locate(source: str) -> tuple[str, Path]:
@@ -128,27 +127,30 @@ def read_ahead(sources: Iterable[str]) -> None:
 
     Whatever goes wrong shows when they are loaded. Returns at once.
     """
-    global _waiting, _reader
-    for source in sources:
+    global _reader
+    with _lock:
+        for source in sources:
+            if source not in _queue and len(_queue) < _AHEAD:
+                _queue.append(source)
+        if _queue and _reader is None:
+            _reader = threading.Thread(target=_read_queue, name="st2i-adapters", daemon=True)
+            _reader.start()
+
+
+def _read_queue() -> None:
+    """Until nothing is left: a worker that has no requests with adapters has no thread for them."""
+    global _reader
+    while True:
         with _lock:
-            if _waiting >= _AHEAD:
+            if not _queue:
+                _reader = None
                 return
-            if _reader is None:
-                _reader = ThreadPoolExecutor(1, thread_name_prefix="st2i-adapters")
-            _waiting += 1
-        _reader.submit(_read_quietly, source)
-
-
-def _read_quietly(source: str) -> None:
-    global _waiting
-    try:
-        path = locate(source)[1]
-        identity_of(path)
-        # Of a file that was read before, the kernel may have dropped the pages.
-        with suppress(OSError), open(path, "rb", buffering=0) as file:
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
-    except Exception as error:
-        logger.info("adapter %s was not read ahead: %s", source, error)
-    finally:
-        with _lock:
-            _waiting -= 1
+            source = _queue.popleft()
+        try:
+            path = locate(source)[1]
+            identity_of(path)
+            # Of a file that was read before, the kernel may have dropped the pages.
+            with open(path, "rb", buffering=0) as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
+        except Exception as error:
+            logger.info("adapter %s was not read ahead: %s", source, error)

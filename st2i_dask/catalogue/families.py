@@ -11,6 +11,12 @@ from .flux.controlnet import flux_controlnet_workflow
 from .flux.controlnet_image_to_image import flux_controlnet_image_workflow
 from .flux.image_to_image import flux_image_workflow, flux_inpainting_workflow
 from .flux.text_to_image import flux_workflow
+from .z_image.controlnet import (
+    z_image_controlnet_inpainting_workflow,
+    z_image_controlnet_workflow,
+)
+from .z_image.image_to_image import z_image_image_workflow, z_image_inpainting_workflow
+from .z_image.text_to_image import z_image_workflow
 
 TEXT, IMAGE, INPAINT = "text-to-image", "image-to-image", "inpainting"
 
@@ -39,6 +45,24 @@ FAMILIES = (
         },
         plain={TEXT: flux_workflow, IMAGE: flux_image_workflow, INPAINT: flux_inpainting_workflow},
         controlled={TEXT: flux_controlnet_workflow, IMAGE: flux_controlnet_image_workflow},
+    ),
+    Family(
+        pipelines={
+            "ZImagePipeline": TEXT,
+            "ZImageImg2ImgPipeline": IMAGE,
+            "ZImageInpaintPipeline": INPAINT,
+            "ZImageControlNetPipeline": TEXT,
+            "ZImageControlNetInpaintPipeline": INPAINT,
+        },
+        plain={
+            TEXT: z_image_workflow,
+            IMAGE: z_image_image_workflow,
+            INPAINT: z_image_inpainting_workflow,
+        },
+        controlled={
+            TEXT: z_image_controlnet_workflow,
+            INPAINT: z_image_controlnet_inpainting_workflow,
+        },
     ),
 )
 

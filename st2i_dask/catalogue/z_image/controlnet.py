@@ -1,0 +1,148 @@
+"""Z-Image with a ControlNet, bit-identical to `ZImageControlNetPipeline`; with inpainting, to
+`ZImageControlNetInpaintPipeline`.
+
+The ControlNet's residuals are callback inputs of the transformer and are published layer by layer: both
+run at once on two workers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...errors import LoadError
+from ...workflow import Workflow
+from ..folder import DiffusersFolder, read_component
+from .composing import CONTROL, CONTROLLED_INPAINTING, ControlOf, z_image
+from .controlnet_parts import CONTROLNET, ControlEncoder, InpaintingControlEncoder, ZImageControlNet
+
+# What residuals and tokens have in common: the ControlNet must have the transformer's.
+_SHARED = ("dim", "n_heads", "all_patch_size", "all_f_patch_size")
+
+
+def z_image_controlnet_workflow(
+    folder: DiffusersFolder,
+    *,
+    name: str,
+    dtype: str | None = None,
+    controlnets: tuple[str, ...] = (),
+    sizes: tuple[int, ...] | None = None,
+    **defaults: Any,
+) -> Workflow:
+    """The workflow of a Z-Image folder with a ControlNet; other arguments as of `z_image_workflow`.
+
+    controlnets: folder or hub id of the ControlNet; none: the folder holds one (it is one of a
+        ZImageControlNetPipeline).
+    """
+    about = "Z-Image with a ControlNet, text and control image to image."
+    control_of = _control_of(folder, controlnets, inpainting=False)
+    return z_image(
+        folder,
+        CONTROL,
+        defaults,
+        name=name,
+        about=about,
+        dtype=dtype,
+        sizes=sizes,
+        control_of=control_of,
+    )
+
+
+def z_image_controlnet_inpainting_workflow(
+    folder: DiffusersFolder,
+    *,
+    name: str,
+    dtype: str | None = None,
+    controlnets: tuple[str, ...] = (),
+    sizes: tuple[int, ...] | None = None,
+    **defaults: Any,
+) -> Workflow:
+    """Inpainting by a ControlNet that is given picture and mask (version 2.0 of the union model);
+    arguments as of `z_image_controlnet_workflow`."""
+    about = "Z-Image with a ControlNet, the light part of a mask drawn anew in an image."
+    control_of = _control_of(folder, controlnets, inpainting=True)
+    return z_image(
+        folder,
+        CONTROLLED_INPAINTING,
+        defaults,
+        name=name,
+        about=about,
+        dtype=dtype,
+        sizes=sizes,
+        control_of=control_of,
+    )
+
+
+def _control_of(
+    folder: DiffusersFolder, controlnets: tuple[str, ...], *, inpainting: bool
+) -> ControlOf:
+    if len(controlnets) > 1:
+        raise LoadError(
+            f"{folder.source!r}: Z-Image takes one ControlNet at a time, not {len(controlnets)}"
+        )
+    transformer = folder.config("transformer")
+    if controlnets:
+        component = read_component(controlnets[0])
+        source, config, more = component.source, dict(component.config), {"base": folder.source}
+    else:
+        source, config, more = folder.source, folder.config("controlnet"), {}
+    _check_fit(controlnets[0] if controlnets else source, config, transformer, inpainting)
+
+    def control_of(
+        options: dict[str, Any],
+        control_image: Any,
+        image: Any,
+        mask_image: Any,
+        height: int,
+        width: int,
+        num_images: int,
+    ) -> Any:
+        controlnet = ZImageControlNet(source, **options, **more)
+        size = height, width, num_images
+        if inpainting:
+            encode = InpaintingControlEncoder(folder.source, **options)
+            control = encode(control_image, image, mask_image, *size)
+        else:
+            encoder = ControlEncoder(folder.source, **options)
+            control = encoder(control_image, *size, config["control_in_dim"])
+
+        def step(common: dict[str, Any], conditioning_scale: Any) -> dict[str, Any]:
+            residuals = controlnet(**common, control=control, conditioning_scale=conditioning_scale)
+            return {"residuals": residuals, "places": config["control_layers_places"]}
+
+        return step
+
+    return control_of
+
+
+def _check_fit(
+    source: str, config: dict[str, Any], transformer: dict[str, Any], inpainting: bool
+) -> None:
+    """LoadError unless the ControlNet is of the supported class and made for such a transformer."""
+    if config.get("_class_name") != CONTROLNET:
+        raise LoadError(
+            f"{source!r}: the ControlNet is a {config.get('_class_name')}; supported: {CONTROLNET}"
+        )
+    for name in _SHARED:
+        if config.get(name) != transformer.get(name):
+            raise LoadError(
+                f"{source!r}: the ControlNet has {name}={config.get(name)}, the transformer "
+                f"{transformer.get(name)}; use a ControlNet made for this model"
+            )
+    places = config.get("control_layers_places") or []
+    beyond = [place for place in places if place >= transformer["n_layers"]]
+    if 0 not in places or beyond:
+        raise LoadError(
+            f"{source!r}: the ControlNet adds to layers {places}, the transformer has layers 0 to "
+            f"{transformer['n_layers'] - 1}; use a ControlNet made for this model"
+        )
+    channels, wanted = config.get("control_in_dim") or 0, transformer["in_channels"]
+    if inpainting and channels != 2 * wanted + 1:
+        raise LoadError(
+            f"{source!r}: the ControlNet takes {channels} channels, inpainting gives it "
+            f"{2 * wanted + 1} (control image, mask, picture); use a version 2.0"
+        )
+    if channels < wanted:
+        raise LoadError(
+            f"{source!r}: the ControlNet takes {channels} channels, the control image has {wanted}; "
+            "use a ControlNet made for this model"
+        )

@@ -1,0 +1,127 @@
+"""What Z-Image denoises a given picture from, and how inpainting keeps the rest of it.
+
+The order of calls and of random draws follows `ZImageImg2ImgPipeline` and `ZImageInpaintPipeline`.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from ...glue import glue
+from ..denoising import generator_of
+from ..input_image import restore
+from ..part import PipelinePart
+from .parts import VaeDecoder, make_scheduler
+
+
+class ImageStart(PipelinePart):
+    """A picture to noisy latents of the first step, (images, channels, height, width).
+
+    settings: of the request's scheduler, see `make_scheduler`.
+    """
+
+    parts = VaeDecoder.parts
+
+    def setup_io(self) -> None:
+        self.add_input("image")
+        self.add_input("seed")
+        self.add_input("num_images")
+        self.add_input("channels")
+        self.add_input("height")
+        self.add_input("width")
+        self.add_input("settings")
+        self.add_output("latents")
+
+    def run(self, pipeline: Any, **inputs: Any) -> dict[str, Any]:
+        from diffusers import ZImageImg2ImgPipeline
+
+        return {"latents": noisy_latents(ZImageImg2ImgPipeline, pipeline, **inputs)}
+
+
+class InpaintingStart(PipelinePart):
+    """As `ImageStart`, with what is needed to keep the picture where the mask is dark.
+
+    noise, image_latents: (images, channels, height, width). mask: (images, 1, height, width), 1 where
+    the picture is drawn anew.
+    """
+
+    parts = VaeDecoder.parts
+
+    def setup_io(self) -> None:
+        self.add_input("image")
+        self.add_input("mask_image")
+        self.add_input("seed")
+        self.add_input("num_images")
+        self.add_input("channels")
+        self.add_input("height")
+        self.add_input("width")
+        self.add_input("settings")
+        self.add_output("latents")
+        self.add_output("noise")
+        self.add_output("image_latents")
+        self.add_output("mask")
+
+    def run(self, pipeline: Any, **inputs: Any) -> dict[str, Any]:
+        import torch
+        from diffusers import ZImageInpaintPipeline
+        from diffusers.image_processor import VaeImageProcessor
+
+        latents, noise, image_latents = noisy_latents(ZImageInpaintPipeline, pipeline, **inputs)
+        processor = VaeImageProcessor(
+            vae_scale_factor=pipeline.vae_scale_factor * 2,
+            do_normalize=False,
+            do_binarize=True,
+            do_convert_grayscale=True,
+        )
+        size = dict(height=inputs["height"], width=inputs["width"])
+        mask = processor.preprocess(restore(inputs["mask_image"]), **size)
+        # The pipeline encodes the masked picture as well, and never reads it.
+        mask = torch.nn.functional.interpolate(mask, size=latents.shape[2:], mode="nearest")
+        mask = mask.to(device=latents.device, dtype=latents.dtype)
+        return {
+            "latents": latents,
+            "noise": noise,
+            "image_latents": image_latents,
+            "mask": mask.repeat(inputs["num_images"], 1, 1, 1),
+        }
+
+
+def noisy_latents(pipeline_class: Any, pipeline: Any, **inputs: Any) -> Any:
+    """What the class's own `prepare_latents` gives for the picture."""
+    vae = pipeline.vae
+    height, width = inputs["height"], inputs["width"]
+    image = pipeline.image_processor.preprocess(
+        restore(inputs["image"]), height=height, width=width
+    )
+    scheduler = make_scheduler(*inputs["settings"], vae.device)
+    start = scheduler.timesteps[scheduler.begin_index :][:1]
+    # prepare_latents reads nothing else of a pipeline.
+    helper = SimpleNamespace(
+        vae=vae, vae_scale_factor=pipeline.vae_scale_factor, scheduler=scheduler
+    )
+    return pipeline_class.prepare_latents(
+        helper,
+        image.float(),
+        start.repeat(inputs["num_images"]),
+        inputs["num_images"],
+        inputs["channels"],
+        height,
+        width,
+        vae.dtype,
+        vae.device,
+        generator_of(inputs["seed"]),
+    )
+
+
+@glue
+def keep_unmasked(
+    scheduler: Any, step: int, latents: Any, image_latents: Any, noise: Any, mask: Any
+) -> Any:
+    """Latents after a step; where nothing is drawn anew, the picture's at the next step's noise level."""
+    import torch
+
+    if step + 1 < len(scheduler.timesteps):
+        next_time = torch.tensor([scheduler.timesteps[step + 1]])
+        image_latents = scheduler.scale_noise(image_latents, next_time, noise)
+    return (1 - mask) * image_latents + mask * latents

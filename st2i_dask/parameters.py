@@ -7,8 +7,9 @@ Two kinds:
 * *data* parameters (prompt, seed, images, scales) stay symbolic: one DAG serves every value.
 
 Without a marker, `int`, `bool` and `Literal[...]` parameters are static, everything else is data,
-and `seed` is data. `Static[int]` and `Data[int]` say it explicitly. A `seed` without annotation is an
-int, and a `prompt: str` without rules is a `Prompt()`. Rules go into `Annotated`:
+and `seed` is data. `Static[int]` and `Data[int]` say it explicitly; `Maybe[str | None]` is data whose
+None is static: the workflow may ask whether it `is None`. A `seed` without annotation is an int, and a
+`prompt: str` without rules is a `Prompt()`. Rules go into `Annotated`:
 
     def flux(prompt: Annotated[str, Prompt(max_chars=2000)],
              num_steps: Annotated[int, Range(1, 1000)] = 4): ...
@@ -37,10 +38,12 @@ T = TypeVar("T")
 class Kind(Enum):
     STATIC = "static"
     DATA = "data"
+    MAYBE = "data or none"
 
 
 Static = Annotated[T, Kind.STATIC]
 Data = Annotated[T, Kind.DATA]
+Maybe = Annotated[T, Kind.MAYBE]
 
 
 # torch.Generator.manual_seed takes exactly these.
@@ -72,7 +75,7 @@ class Parameter:
         value = self._check_type(value)
         if self.name == "seed" and type(value) is int:
             SEED_RANGE.check(self.name, value)
-        if self.kind is Kind.DATA and type(value) not in _PLAIN and not self._carriers:
+        if self.kind is not Kind.STATIC and type(value) not in _PLAIN and not self._carriers:
             self._check_sendable(value)
         return value
 
@@ -219,9 +222,12 @@ def bind(
         sent = {p.name: p.carried(bound[p.name], bound) for p in parameters}
     except ParameterError as error:
         raise ParameterError(f"workflow {owner!r}: {error}") from None
-    static = {p.name: sent[p.name] for p in parameters if p.kind is Kind.STATIC}
-    data = {p.name: sent[p.name] for p in parameters if p.kind is Kind.DATA}
-    return static, data
+    static = {p.name: sent[p.name] for p in parameters if _is_static(p, sent[p.name])}
+    return static, {name: value for name, value in sent.items() if name not in static}
+
+
+def _is_static(parameter: Parameter, value: Any) -> bool:
+    return parameter.kind is Kind.STATIC or (parameter.kind is Kind.MAYBE and value is None)
 
 
 def _default_kind(name: str, annotation: Any) -> Kind:

@@ -11,6 +11,7 @@ import pytest
 
 import st2i_dask as st2i
 from st2i_dask import submission
+from st2i_dask.parameters import Maybe
 from st2i_dask.plan import unpack
 from st2i_dask.symbol import ParamRef, Symbol
 
@@ -57,6 +58,22 @@ def test_the_function_runs_once_per_combination_of_static_parameters():
             assert len(request.tasks) == num_steps
     portrait.request(prompt="default")
     assert runs == {2: 1, 3: 1}
+
+
+def test_whether_a_value_is_there_may_decide_what_is_composed():
+    runs: Counter[Any] = Counter()
+
+    @st2i.workflow
+    def portrait(prompt: str, negative: Maybe[str | None] = None):
+        runs[negative is None] += 1
+        wanted = Step()(prompt)
+        return wanted if negative is None else join(wanted, Step()(negative))
+
+    assert len(portrait.request(prompt="a cat").tasks) == 1
+    for negative in ("rain", "", "snow"):
+        assert len(portrait.request(prompt="a cat", negative=negative).tasks) == 2
+    assert len(portrait.request(prompt="a dog", negative=None).tasks) == 1
+    assert runs == {True: 1, False: 1}
 
 
 def test_static_values_of_different_types_are_different_combinations():

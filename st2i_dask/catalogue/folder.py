@@ -27,6 +27,10 @@ PACKAGED: dict[str, dict[str, Any]] = {
     }
 }
 
+#: Packaged models that a pipeline takes beside its own, and packaged LoRAs, by name.
+COMPONENTS: dict[str, Path] = {"shapes-silhouette": shapes.CONTROLNET}
+LORAS: dict[str, Path] = {f"shapes-{style}": path for style, path in shapes.STYLES.items()}
+
 DTYPES = ("float32", "bfloat16", "float16")
 
 # Pipelines that cannot be made without their ControlNet, and what loads their other parts.
@@ -103,12 +107,14 @@ class ComponentFolder:
 
 
 def read_component(source: str, weights: bool = False) -> ComponentFolder:
-    """Find a local folder or a hub id with the config.json of one model.
+    """Find a packaged model, a local folder or a hub id with the config.json of one model.
 
     From the hub, weights are fetched only with `weights`.
     """
-    path = Path(source)
-    if os.path.isdir(path):
+    path = COMPONENTS.get(source, Path(source))
+    if source in COMPONENTS:
+        pass  # the name, not the path: workers may have the package elsewhere
+    elif os.path.isdir(path):
         source = str(path.absolute())
     else:
         patterns = ["config.json"] + ["*.safetensors", "*.index.json"] * weights

@@ -27,6 +27,16 @@ from pathlib import Path
 #: Folder of the packaged pipeline, to be given to ``FluxPipeline.from_pretrained``.
 PIPELINE: Path = Path(__file__).parent / "pipeline"
 
+#: Folder of the packaged ControlNet (``FluxControlNetModel``): the shape takes the outline of a
+#: silhouette, white on black.
+CONTROLNET: Path = Path(__file__).parent / "controlnet"
+
+#: The packaged LoRAs by the style that they add: a frame in the colour of the shape; a black
+#: background.
+STYLES: dict[str, Path] = {
+    name: Path(__file__).parent / f"{name}.safetensors" for name in ("framed", "night")
+}
+
 #: Width and height of a picture, in pixels.
 DEFAULT_SIZE = 64
 

@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 
 from st2i_dask.shapes import COLOURS, DEFAULT_SIZE, SHAPES, SIZES, Scene
-from st2i_dask.shapes.render import coverage
+from st2i_dask.shapes.render import FRAME, coverage
 
 #: A colour further than this from every known colour (in 8-bit RGB units) has no name. The two
 #: closest known colours, yellow and orange, are 92 apart.
@@ -74,28 +74,77 @@ def look(image: Image.Image) -> Seen:
 
     Raises ValueError for a picture of another size.
     """
-    if image.size != (DEFAULT_SIZE, DEFAULT_SIZE):
-        raise ValueError(
-            f"the picture is {image.width}x{image.height} pixels; the judge reads "
-            f"{DEFAULT_SIZE}x{DEFAULT_SIZE} only: generate at that size or resize the picture"
-        )
-    pixels = np.asarray(image.convert("RGB"), dtype=np.float32)
-    frame = np.ones(pixels.shape[:2], dtype=bool)
-    frame[_BORDER:-_BORDER, _BORDER:-_BORDER] = False
-    ground = np.median(pixels[frame], axis=0)
-
-    distance = np.linalg.norm(pixels - ground, axis=-1)
-    # The smallest shape, the small star, covers 7 % of the picture: 3 % are surely inside it.
-    contrast = float(np.quantile(distance, 0.97))
-    if contrast < MIN_CONTRAST:
+    pixels, ground, distance = _contrast(image)
+    if distance is None:
         return Seen(background=_name_colour(ground), colour=None, size=None, shape=None)
-    silhouette = distance > contrast / 2
+    silhouette = distance > 0.5
     return Seen(
         background=_name_colour(ground),
         colour=_name_colour(np.median(pixels[silhouette], axis=0)),
         size=_name_size(silhouette),
         shape=_name_shape(silhouette),
     )
+
+
+def overlap(image: Image.Image, outline: Image.Image) -> float:
+    """Intersection over union of the drawn shape with the white of ``outline``, from 0 to 1.
+
+    Both are 64x64 pixels; ``outline`` is a grey or black-and-white picture as
+    :func:`st2i_dask.shapes.render.silhouette` draws it. Raises ValueError for another size.
+    """
+    distance = _contrast(image)[2]
+    drawn = np.zeros((DEFAULT_SIZE, DEFAULT_SIZE), bool) if distance is None else distance > 0.5
+    _check_size(outline)
+    wanted = np.asarray(outline.convert("L")) >= 128
+    union = int((drawn | wanted).sum())
+    return int((drawn & wanted).sum()) / union if union else 1.0
+
+
+def framed(image: Image.Image, scene: Scene) -> float:
+    """Share of the pixels of a frame :data:`FRAME` wide that have the colour of the shape."""
+    _check_size(image)
+    pixels = np.asarray(image.convert("RGB"), dtype=np.float32)
+    distance = np.linalg.norm(pixels - np.float32(COLOURS[scene.colour]), axis=-1)
+    return float((distance <= COLOUR_TOLERANCE)[_border(FRAME)].mean())
+
+
+def unframe(image: Image.Image) -> Image.Image:
+    """The picture with the colour just inside its frame in place of the frame, to be judged."""
+    _check_size(image)
+    pixels = np.array(image.convert("RGB"))
+    # The decoder blurs the inner edge of the frame by a pixel.
+    inside = _border(FRAME + 2) & ~_border(FRAME + 1)
+    pixels[_border(FRAME + 1)] = np.median(pixels[inside], axis=0)
+    return Image.fromarray(pixels)
+
+
+def _check_size(image: Image.Image) -> None:
+    if image.size != (DEFAULT_SIZE, DEFAULT_SIZE):
+        raise ValueError(
+            f"the picture is {image.width}x{image.height} pixels; the judge reads "
+            f"{DEFAULT_SIZE}x{DEFAULT_SIZE} only: generate at that size or resize the picture"
+        )
+
+
+def _border(width: int) -> np.ndarray:
+    """True in the outermost ``width`` pixels of a picture."""
+    border = np.ones((DEFAULT_SIZE, DEFAULT_SIZE), dtype=bool)
+    border[width:-width, width:-width] = False
+    return border
+
+
+def _contrast(image: Image.Image) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """Pixels, background colour, and each pixel's distance from it, 1 being that of the shape.
+
+    The distance is None where there is no shape.
+    """
+    _check_size(image)
+    pixels = np.asarray(image.convert("RGB"), dtype=np.float32)
+    ground = np.median(pixels[_border(_BORDER)], axis=0)
+    distance = np.linalg.norm(pixels - ground, axis=-1)
+    # The smallest shape, the small star, covers 7 % of the picture: 3 % are surely inside it.
+    contrast = float(np.quantile(distance, 0.97))
+    return pixels, ground, distance / contrast if contrast >= MIN_CONTRAST else None
 
 
 def _name_colour(rgb: np.ndarray) -> str | None:

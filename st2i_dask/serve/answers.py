@@ -43,8 +43,7 @@ def images_answer(service: Service, request: Request, job: Job) -> ImagesAnswer:
         quality=wanted.quality,
         size=f"{width}x{height}",
         data=[
-            ImageAnswer(**each, seed=seed)  # type: ignore[arg-type]
-            for each, seed in zip(found, wanted.seeds, strict=True)
+            ImageAnswer(**each, seed=seed) for each, seed in zip(found, wanted.seeds, strict=True)
         ],
     )
 

@@ -62,7 +62,7 @@ def protocol(limits: Limits) -> type[H11Protocol]:
             self.transport.close()
 
         def pause_writing(self) -> None:
-            super().pause_writing()  # type: ignore[no-untyped-call]
+            super().pause_writing()
             self._await_reader()
 
         def _await_reader(self) -> None:
@@ -76,7 +76,7 @@ def protocol(limits: Limits) -> type[H11Protocol]:
                 self._await_reader()
 
         def resume_writing(self) -> None:
-            super().resume_writing()  # type: ignore[no-untyped-call]
+            super().resume_writing()
             if self._writing is not None:
                 self._writing.cancel()
                 self._writing = None

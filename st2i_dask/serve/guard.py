@@ -64,8 +64,9 @@ class Guard:
             if status:
                 raise
             message = f"an error of the server; its log has it under {request_id}"
-            error = ApiError(500, message, code="internal_error")
-            await answer(error)(scope, receive, send_with_id)
+            await answer(ApiError(500, message, code="internal_error"))(
+                scope, receive, send_with_id
+            )
         finally:
             holder = scope["state"].get("holder")
             logger.info(

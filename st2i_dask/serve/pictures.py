@@ -46,22 +46,18 @@ def decode(data: Any, name: str, max_pixels: int) -> Image.Image:
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             image = Image.open(file, formats=_FORMATS)
         if image.width * image.height > max_pixels:
-            raise ApiError(
-                400,
-                f"{name} has {image.width}x{image.height} pixels, limit {max_pixels:,} in all; "
-                "send a smaller one",
-                code="image_too_large",
-                param=name,
-            )
+            raise _too_large(name, max_pixels)
         if getattr(image, "n_frames", 1) != 1:
             raise _unreadable(name, "it is animated")
         image.load()
         return ImageOps.exif_transpose(image)
     except ApiError:
         raise
+    except Image.DecompressionBombError:
+        raise _too_large(name, max_pixels) from None
     except UnidentifiedImageError:
         raise _unreadable(name, "it is no png, jpeg or webp file") from None
-    except (OSError, ValueError, SyntaxError, MemoryError, Image.DecompressionBombError) as error:
+    except (OSError, ValueError, SyntaxError, MemoryError) as error:
         raise _unreadable(name, str(error)[:200] or type(error).__name__) from None
     except Exception as error:  # a decoder on bytes that somebody made for it
         raise _unreadable(name, type(error).__name__) from None
@@ -84,6 +80,15 @@ def mask_of(image: Image.Image) -> Image.Image:
     if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
         return ImageOps.invert(image.convert("RGBA").getchannel("A"))
     return image.convert("L")
+
+
+def _too_large(name: str, max_pixels: int) -> ApiError:
+    return ApiError(
+        400,
+        f"{name} has more than {max_pixels:,} pixels; send a smaller one",
+        code="image_too_large",
+        param=name,
+    )
 
 
 def _unreadable(name: str, why: str) -> ApiError:

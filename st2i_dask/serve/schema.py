@@ -93,15 +93,15 @@ def _as_float(value: Any) -> Any:
 class EditRequest(_Common):
     """The fields of POST /v1/images/edits beside its files."""
 
-    n: _Int = Field(1, ge=1, le=10)  # type: ignore[assignment]
-    output_compression: _Int = Field(None, ge=0, le=100)  # type: ignore[assignment]
-    partial_images: _Int = Field(0, ge=0, le=3)  # type: ignore[assignment]
-    seed: _Int = Field(None, ge=-(2**63), le=2**64 - 1)  # type: ignore[assignment]
-    num_inference_steps: _Int = Field(None, ge=1, le=1000)  # type: ignore[assignment]
-    guidance_scale: _Float = None  # type: ignore[assignment]
-    true_cfg_scale: _Float = None  # type: ignore[assignment]
-    stream: _Bool = False  # type: ignore[assignment]
-    detach: _Bool = False  # type: ignore[assignment]
+    n: _Int = Field(1, ge=1, le=10)
+    output_compression: _Int = Field(None, ge=0, le=100)
+    partial_images: _Int = Field(0, ge=0, le=3)
+    seed: _Int = Field(None, ge=-(2**63), le=2**64 - 1)
+    num_inference_steps: _Int = Field(None, ge=1, le=1000)
+    guidance_scale: _Float = None
+    true_cfg_scale: _Float = None
+    stream: _Bool = False
+    detach: _Bool = False
     input_fidelity: Literal["high", "low"] | None = Field(None, description="Taken and not used.")
     moderation: Literal["auto", "low"] | None = Field("auto", description="Taken and not used.")
     strength: _Float = None

@@ -70,24 +70,22 @@ def serving(app, limits):
 
 
 class Front:
-    """A server and what a test needs of it."""
+    """A server and what a test needs of it. `http` is one client for all: making one takes long."""
 
-    def __init__(self, app, cluster, url):
-        self.cluster, self.url = cluster, url
+    def __init__(self, app, cluster, url, http):
+        self.cluster, self.url, self.http = cluster, url, http
         self.service = app.state.service
         self.jobs = self.service.jobs
 
-    def client(self, key=ALICE):
-        headers = {"authorization": f"Bearer {key}"} if key else {}
-        return httpx.Client(base_url=self.url, headers=headers, timeout=60)
+    def send(self, method, path, key=ALICE, headers=None, **options):
+        own = {"authorization": f"Bearer {key}"} if key else {}
+        return self.http.request(method, path, headers={**own, **(headers or {})}, **options)
 
     def post(self, path="/v1/images/generations", key=ALICE, **options):
-        with self.client(key) as client:
-            return client.post(path, **options)
+        return self.send("POST", path, key, **options)
 
     def get(self, path, key=ALICE):
-        with self.client(key) as client:
-            return client.get(path)
+        return self.send("GET", path, key)
 
     def draw(self, key=ALICE, **fields):
         return self.post(key=key, json={"prompt": "a star", **fields})
@@ -98,8 +96,8 @@ def front(limits=None, ring=None, root=None, **options):
     cluster = FakeCluster()
     limits = limits or Limits()
     app = make_app(cluster, models(root), ring or keys(), limits, **options)
-    with serving(app, limits) as url:
-        yield Front(app, cluster, url)
+    with serving(app, limits) as url, httpx.Client(base_url=url, timeout=60) as http:
+        yield Front(app, cluster, url, http)
     cluster.close()
     app.state.service.jobs._check()
     app.state.service.jobs.shelf._check()

@@ -10,6 +10,16 @@ from st2i_dask.invocation import BoundTask
 from st2i_dask.outputs import TaskOutputs
 
 
+class FakeFuture:
+    """As Dask's: who waits for it may be cancelled, and it goes on."""
+
+    def __init__(self, name, task):
+        self.name, self.task = name, task
+
+    def __await__(self):
+        return asyncio.shield(self.task).__await__()
+
+
 class FakeCluster:
     """`hold()` keeps requests from starting until `release()`.
 
@@ -44,10 +54,9 @@ class FakeCluster:
         name = request.key.rpartition("-")[2]
         self.submitted.append(name)
         task = asyncio.ensure_future(self._run(request))
-        task.st2i_name = name
         self._open[name] = request.tenant, task
         task.add_done_callback(lambda done: self._open.pop(name, None))
-        return task
+        return FakeFuture(name, task)
 
     async def _run(self, request):
         while self._held:
@@ -79,9 +88,9 @@ class FakeCluster:
 
     async def cancel(self, futures):
         for future in futures:
-            if not future.done():
-                self.cancelled.append(future.st2i_name)
-                future.cancel()
+            if not future.task.done():
+                self.cancelled.append(future.name)
+                future.task.cancel()
 
     def close(self):
         self._threads.shutdown()

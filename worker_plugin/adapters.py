@@ -30,3 +30,13 @@ def base_parameters(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Pa
     for name, child in module._modules.items():
         if child is not None:
             yield from base_parameters(child, start + name)
+
+
+def adapter_parameters(module: nn.Module) -> Iterator[nn.Parameter]:
+    """Those of the adapters in a model."""
+    for part in module.modules():
+        if is_adapted(part):
+            yield from (p for p in part._parameters.values() if p is not None)
+            for name, child in part._modules.items():
+                if name != "base_layer" and child is not None:
+                    yield from child.parameters()

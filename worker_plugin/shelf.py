@@ -27,6 +27,7 @@ from .skeletons import (
     make_weights,
     mark_taken,
     move_held,
+    release_adapters,
     take_from_files,
 )
 from .weight_cache import WeightCache
@@ -195,6 +196,7 @@ class Shelf:
                     self._layers.remove(part.weights)
             if skeleton.held is not None:
                 self._layers.remove(skeleton.held)
+            release_adapters(skeleton.components)
 
     def set_hooked(self, skeleton: Skeleton, wanted: bool) -> None:
         """Its layers are to be waited for, or all of them stay where they are: then hooks, which cost a

@@ -19,7 +19,7 @@ import numpy as np
 from st2i_dask.errors import LoadError
 from st2i_dask.outputs import is_tensor
 
-from .adapters import is_adapted
+from .adapters import adapter_parameters, is_adapted
 from .content import ContentIds, Source
 from .file_identity import FileIdentity
 from .layer_table import ALIGNMENT, LayerTable
@@ -326,6 +326,14 @@ def is_compiled(components: Mapping[str, Any]) -> bool:
 def has_adapters(components: Mapping[str, Any]) -> bool:
     """Whether a module has adapters, which are small beside it but not the same in each skeleton."""
     return any(is_adapted(m) for part in _modules(components) for m in part.modules())
+
+
+def release_adapters(components: Mapping[str, Any]) -> None:
+    """Let go of the memory of adapters that nobody uses any more. Their modules may be parts of cycles
+    (Diffusers' own hooks are), which wait for the garbage collector."""
+    for part in _modules(components):
+        for parameter in adapter_parameters(part):
+            parameter.data = parameter.data.new_empty(0)
 
 
 def _untraced(function: Any) -> Any:

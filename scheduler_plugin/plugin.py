@@ -17,6 +17,7 @@ from st2i_dask.request import ANNOTATION
 from . import events as ev
 from .bridge import Bridge
 from .candidates import Chooser
+from .component_calls import ComponentCalls
 from .cost_model import CostModel
 from .fair_queue import FairQueue
 from .policy import FairPolicy
@@ -51,6 +52,7 @@ class ServingSchedulerPlugin(SchedulerPlugin):
         self.policy = FairPolicy(self.settings, chooser=self.chooser)
         self.bridge = Bridge(scheduler, self.policy, time.monotonic)
         self.bridge.start()
+        self.calls = ComponentCalls(scheduler, self.bridge, self.policy)
         self.worlds = WorldService(lambda: len(scheduler.workers))
         self._handlers = {
             "st2i_usage": self.report,
@@ -60,12 +62,14 @@ class ServingSchedulerPlugin(SchedulerPlugin):
             "st2i_costs": self.costs,
             "st2i_prospects": self.prospects,
             **self.worlds.handlers,
+            **self.calls.handlers,
         }
         scheduler.handlers.update(self._handlers)
         for stream in scheduler.stream_comms.values():
             quicken(stream)
 
     async def close(self) -> None:
+        self.calls.stop()
         self.bridge.stop()
         self.worlds.stop()
         for name in self._handlers:
@@ -86,6 +90,7 @@ class ServingSchedulerPlugin(SchedulerPlugin):
     def update_graph(
         self, scheduler: Any, *, tasks: list[Any], stimulus_id: str, **kwargs: Any
     ) -> None:
+        self.calls.submitted(tasks)
         self.bridge.submitted(tasks, stimulus_id)
 
     def transition(
@@ -94,6 +99,7 @@ class ServingSchedulerPlugin(SchedulerPlugin):
         if start == "processing" and finish == "memory":
             self._account(key, kwargs)
         self.bridge.transitioned(key, start, finish, stimulus_id, kwargs)
+        self.calls.transitioned(key, finish)
 
     def _account(self, key: Any, message: dict[str, Any]) -> None:
         report = (message.get("metadata") or {}).get(ANNOTATION)
@@ -150,7 +156,9 @@ class ServingSchedulerPlugin(SchedulerPlugin):
         """
         now, promised = time.monotonic(), self.bridge.reservations
         answers = {
-            tenant: self.policy.refusal(tenant, promised.count(tenant, now) + n)
+            tenant: self.policy.refusal(
+                tenant, promised.count(tenant, now) + self.calls.waiting(tenant) + n
+            )
             for tenant, n in requests.items()
         }
         refused = {tenant: why for tenant, why in answers.items() if why is not None}

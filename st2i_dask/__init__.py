@@ -29,6 +29,7 @@ from .image import GeneratedImage, to_image
 from .model_fn import ModelFn
 from .operate import data_plane, load_costs, models, save_costs, settings, tenants
 from .parameters import Data, Static
+from .pipelines import from_pipeline
 from .progress import progress
 from .rules import Multiple, OneOf, Prompt, Range
 from .stream import stream
@@ -60,6 +61,7 @@ __all__ = [
     "attach",
     "data_plane",
     "fetch",
+    "from_pipeline",
     "from_comfyui",
     "glue",
     "later",

@@ -20,6 +20,7 @@ from .exchange import Exchange
 from .executor import Executor
 from .heaps import WorkerHeap
 from .node_cache import node_cache
+from .orchestrators import Orchestrators
 from .profiles import Profiles
 from .runner import StepRunner
 from .tensor_store import TensorStore
@@ -69,9 +70,10 @@ class ServingPlugin(WorkerPlugin):
         self.store: TensorStore | None = None
         self.exchange: Exchange | None = None
         self.pulls: CallbackPulls | None = None
+        self.orchestrators: Orchestrators | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        on_worker = ("heap", "executor", "runner", "store", "exchange", "pulls")
+        on_worker = ("heap", "executor", "runner", "store", "exchange", "pulls", "orchestrators")
         return {**self.__dict__, **dict.fromkeys(on_worker)}
 
     async def setup(self, worker: Any) -> None:
@@ -113,6 +115,7 @@ class ServingPlugin(WorkerPlugin):
         self.runner = StepRunner(worker, self.executor, self.pulls)
         self.runner.start()
         self.runner.announce()
+        self.orchestrators = Orchestrators(worker, self.executor)
         logger.info(
             "st2i worker: device %s, budget of %s bytes, %s arena of %s of them",
             device,
@@ -128,6 +131,8 @@ class ServingPlugin(WorkerPlugin):
         assert self.pulls is not None
         assert self.store is not None
         assert self.heap is not None
+        assert self.orchestrators is not None
+        self.orchestrators.close()
         self.runner.stop()
         self.pulls.stop()
         self.exchange.stop()
@@ -136,6 +141,11 @@ class ServingPlugin(WorkerPlugin):
         self.heap.leave()
         self.store.arena.heap.close()
         self.heap = self.executor = self.runner = self.pulls = self.exchange = self.store = None
+        self.orchestrators = None
+
+    def transition(self, key: Any, start: str, finish: str, **message: Any) -> None:
+        if self.orchestrators is not None:
+            self.orchestrators.transitioned(key, finish)
 
     def _models(self) -> list[dict[str, Any]]:
         """RPC `st2i_models`."""

@@ -1,0 +1,199 @@
+"""The workflow of a whole pipeline: its parameters are those of the pipeline's `__call__`."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import inspect
+import secrets
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import version as package_version
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import cloudpickle
+import dask
+from dask._task_spec import Task
+
+from ..errors import LimitError, ParameterError
+from ..outputs import is_tensor
+from ..parameters import SEED_RANGE
+from ..tenants import DEFAULT_TENANT, check_tenant
+from .orchestration import ORCHESTRATION, orchestrate
+from .pipeline_request import PipelineRequest
+from .shell import PipelineSource
+
+if TYPE_CHECKING:
+    from distributed import Client, Future
+
+OUTPUT_TYPES = ("pil", "pt", "np", "latent")
+_PLAIN = (str, int, float, bool)
+
+
+class Made(NamedTuple):
+    """A checked request. data: a pickled PipelineRequest."""
+
+    tenant: str
+    data: bytes
+
+
+class PipelineWorkflow:
+    """Any Diffusers pipeline as a workflow. Make one with `st2i.from_pipeline`."""
+
+    def __init__(self, source: PipelineSource, name: str):
+        cls = source.load_class()
+        self.name = name
+        self.source = source
+        self.description = (inspect.getdoc(cls) or "").partition("\n")[0]
+        parameters = list(inspect.signature(cls.__call__).parameters.values())[1:]
+        #: Of the pipeline's `__call__`; `seed` stands for its generator.
+        self.parameters = {
+            p.name: p for p in parameters if p.name not in ("generator", "return_dict")
+        }
+        #: Names what is run, in every image's metadata.
+        self.version = hashlib.sha256(repr(source).encode()).hexdigest()[:16]
+
+    def __repr__(self) -> str:
+        return f"<workflow {self.name}, a {self.source.pipeline_class[1]}>"
+
+    def submit(
+        self, client: Client, *, tenant: str = DEFAULT_TENANT, seed: int = 0, **arguments: Any
+    ) -> Future:
+        """Submit one request for a tenant; returns at once with a Dask future of the result.
+
+        seed: of the CPU generator that the pipeline gets, and of torch's global one. arguments: of the
+        pipeline's `__call__`. The result is the `images` that it gives: a GeneratedImage, or with
+        output_type "pt", "np" or "latent" a tensor or array without the batch dimension; of several
+        images a list, or a batch.
+        """
+        return self._submit(client, [self.request(tenant, seed, **arguments)])[0]
+
+    def map(
+        self,
+        client: Client,
+        prompts: Iterable[str],
+        *,
+        tenant: str = DEFAULT_TENANT,
+        seed: int | Sequence[int] = 0,
+        **arguments: Any,
+    ) -> list[Future]:
+        """Submit one request per prompt. All are checked before any is submitted.
+
+        seed: one for all, or one per prompt.
+        """
+        prompts = [prompts] if isinstance(prompts, str) else list(prompts)
+        seeds = list(seed) if isinstance(seed, Sequence) else [seed] * len(prompts)
+        if len(seeds) != len(prompts):
+            raise ParameterError(
+                f"workflow {self.name!r}: {len(seeds)} seeds for {len(prompts)} prompts; "
+                "give one seed, or one per prompt"
+            )
+        return self._submit(
+            client,
+            [
+                self.request(tenant, s, prompt=prompt, **arguments)
+                for prompt, s in zip(prompts, seeds, strict=True)
+            ],
+        )
+
+    def request(self, tenant: str = DEFAULT_TENANT, seed: int = 0, **arguments: Any) -> Made:
+        """A checked request as it travels; nothing is sent. ParameterError names what is wrong."""
+        check_tenant(tenant)
+        try:
+            self._check(seed, arguments)
+        except ParameterError as error:
+            raise ParameterError(f"workflow {self.name!r}: {error}") from None
+        plain = {n: v for n, v in arguments.items() if isinstance(v, _PLAIN)}
+        about = {
+            "workflow": self.name,
+            "version": self.version,
+            "prompt": plain.get("prompt"),
+            "seed": seed,
+            "steps": plain.get("num_inference_steps"),
+            "size": None,  # known when the image is
+            "tenant": tenant,
+            "parameters": {**plain, "seed": seed},
+            "software": f"st2i_dask {package_version('st2i_dask')}",
+        }
+        about = {name: value for name, value in about.items() if value is not None}
+        made = PipelineRequest(self.name, tenant, self.source, seed, arguments, about)
+        try:
+            return Made(tenant, cloudpickle.dumps(made, protocol=5))
+        except Exception as error:
+            raise ParameterError(
+                f"workflow {self.name!r}: the parameters cannot be sent to workers: {error}; pass "
+                "plain values, images, arrays and tensors"
+            ) from error
+
+    def _check(self, seed: Any, arguments: Mapping[str, Any]) -> None:
+        if type(seed) is not int:
+            raise ParameterError(f"seed={seed!r} has type {type(seed).__name__}, wanted int")
+        SEED_RANGE.check("seed", seed)
+        if "generator" in arguments:
+            raise ParameterError("generator stays with the request; give seed, a whole number")
+        known = ["seed", *self.parameters]
+        for name, value in arguments.items():
+            if name not in self.parameters:
+                close = difflib.get_close_matches(name, known, n=1)
+                hint = f"did you mean {close[0]!r}? " if close else ""
+                raise ParameterError(f"no parameter {name!r}; {hint}it takes: {', '.join(known)}")
+            _check_value(name, value)
+        for name, parameter in self.parameters.items():
+            plain = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+            if plain and parameter.default is parameter.empty and name not in arguments:
+                raise ParameterError(f"parameter {name!r} is missing; it takes: {', '.join(known)}")
+        output_type = arguments.get("output_type", "pil")
+        if output_type not in OUTPUT_TYPES:
+            raise ParameterError(
+                f"output_type={output_type!r} is not one of {', '.join(OUTPUT_TYPES)}"
+            )
+
+    def _submit(self, client: Client, requests: Sequence[Made]) -> list[Future]:
+        from ..cluster import attach
+        from ..operate import refusals
+
+        attach(client)
+        refused = refusals(client, Counter(request.tenant for request in requests))
+        if refused:
+            raise LimitError("; ".join(refused.values()))
+        label = "".join(c if c.isalnum() or c in "._@" else "_" for c in f"pipeline@{self.name}")
+        tasks: dict[str, Task] = {}
+        annotations: dict[str, dict[str, Any]] = {}
+        for tenant, data in requests:
+            key = f"{label}-{secrets.token_hex(8)}"
+            tasks[key] = Task(key, orchestrate, key, data)
+            annotations[key] = {"tenant": tenant, "workflow": self.name}
+        # The scheduler calls an annotation's value with each key.
+        with dask.annotate(**{ORCHESTRATION: annotations.get}):
+            futures: list[Future] = client.get(tasks, list(tasks), sync=False)
+        return futures
+
+
+def _check_value(name: str, value: Any) -> None:
+    if name.startswith("callback") and value is not None and not name.endswith("inputs"):
+        raise ParameterError(
+            f"{name} is a function of this process, and the request runs on workers; leave it out"
+        )
+    for item in _leaves(value):
+        if callable(item):
+            raise ParameterError(
+                f"{name} holds {item!r}, which is code; a pipeline takes values here: numbers, "
+                "strings, images, arrays, tensors"
+            )
+        if is_tensor(item) and item.device.type != "cpu":
+            raise ParameterError(
+                f"{name} is a tensor on {item.device}; pass it on the CPU: {name}.cpu()"
+            )
+        if type(item).__name__ == "Generator" and type(item).__module__.startswith("torch"):
+            raise ParameterError(f"{name} is a generator; give seed, a whole number")
+
+
+def _leaves(value: Any) -> Iterable[Any]:
+    if isinstance(value, Mapping):
+        for item in value.values():
+            yield from _leaves(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _leaves(item)
+    else:
+        yield value

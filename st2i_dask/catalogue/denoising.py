@@ -49,3 +49,20 @@ def scheduler_step(scheduler: Any, step: int, noise_pred: Any, latents: Any) -> 
 def guided(noise_pred: Any, unwanted: Any, scale: float) -> Any:
     """Guidance of two forwards: away from what the negative prompt would give."""
     return unwanted + scale * (noise_pred - unwanted)
+
+
+@glue
+def keep_outside(
+    step: int, scheduler: Any, latents: Any, image_latents: Any, noise: Any, mask: Any
+) -> Any:
+    """Inpainting, after a step: where the mask is 0, the picture, noised as the next step expects it.
+
+    scheduler: after the step. All tensors in the latents' layout, or such that they broadcast to it.
+    """
+    import torch
+
+    kept = image_latents
+    if step + 1 < len(scheduler.timesteps):
+        timestep = torch.tensor([scheduler.timesteps[step + 1]])
+        kept = scheduler.scale_noise(kept, timestep, noise)
+    return (1 - mask) * kept + mask * latents

@@ -170,7 +170,13 @@ def read_folder(source: str, parts: set[str] | None = None) -> DiffusersFolder:
 
 def _check_vocabulary(folder: Path, source: str) -> None:
     # Without one, transformers makes an empty tokenizer and says nothing: any prompt, one picture.
-    about = {"tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "config.json"}
+    about = {
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "added_tokens.json",
+        "config.json",
+        "chat_template.jinja",
+    }
     if not {file.name for file in folder.iterdir()} - about:
         raise LoadError(
             f"{source!r}: {folder} has no vocabulary (tokenizer.json, vocab.json, spiece.model); "

@@ -12,7 +12,7 @@ A mask is a PIL image and travels as uint8 (height, width).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,9 +112,13 @@ class InputImages:
 @dataclass(frozen=True)
 class MaskImage:
     """Rule: a PIL image of any mode whose light parts are drawn anew; it travels as uint8 (height,
-    width)."""
+    width).
+
+    size: gives (width, height) of the result from all parameters; None: they are parameters.
+    """
 
     max_bytes: int = 64 * 2**20
+    size: Callable[[Mapping[str, Any]], tuple[int, int]] | None = None
 
     def check(self, name: str, value: Any, values: Mapping[str, Any] = NOTHING) -> None:
         if not isinstance(value, Image.Image):
@@ -127,7 +131,7 @@ class MaskImage:
 
     def carry(self, name: str, value: Any, values: Mapping[str, Any]) -> np.ndarray:
         # The pipelines resize first and make it grey then; a grey one they resize on the worker.
-        size = _target(values)
+        size = self.size(values) if self.size is not None else _target(values)
         if size is not None and value.mode != "L":
             value = value.resize(size, resample=Image.Resampling.LANCZOS)
         array = np.array(value.convert("L"))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import itertools
+import json
+import shutil
 
 import numpy as np
 import pytest
@@ -246,11 +248,57 @@ def test_pictures_are_wanted(folders, task):
         st2i.load(folders["dev"], task=task).request(prompt="a cat")
 
 
-def test_a_folder_of_such_a_pipeline_has_its_task(folders, tmp_path):
-    from diffusers import FluxImg2ImgPipeline
+@pytest.mark.parametrize("task", [IMAGE, INPAINT])
+def test_a_folder_of_such_a_pipeline_has_its_task(folders, tmp_path, task):
+    folder = tmp_path / f"of-{task}"
+    shutil.copytree(folders["dev"], folder)
+    index = json.loads((folder / "model_index.json").read_text())
+    (folder / "model_index.json").write_text(json.dumps({**index, "_class_name": CLASSES[task]}))
+    parameters = completed(task, {})
+    ours = run_here(st2i.load(folder, dtype="float32"), **parameters)
+    assert torch.equal(ours, expected(folders["dev"], task, "float32", **parameters))
 
-    pipeline = FluxImg2ImgPipeline.from_pretrained(folders["dev"])
-    pipeline.save_pretrained(tmp_path / "pictured")
-    names = {p.name for p in st2i.load(tmp_path / "pictured").parameters}
-    assert "strength" in names
-    assert "mask_image" not in names
+
+UNIPC = dict(
+    _class_name="UniPCMultistepScheduler", use_flow_sigmas=True, prediction_type="flow_prediction"
+)
+
+
+def test_a_scheduler_with_a_memory_gives_what_the_pipeline_gives(folders):
+    import diffusers
+
+    pipeline = diffusers.FluxPipeline.from_pretrained(folders["dev"], dtype=torch.float32)
+    pipeline.set_progress_bar_config(disable=True)
+    config = {**pipeline.scheduler.config, **UNIPC}
+    pipeline.scheduler = diffusers.UniPCMultistepScheduler.from_config(config)
+    theirs = pipeline(
+        "a cat",
+        num_inference_steps=6,
+        height=32,
+        width=32,
+        output_type="pt",
+        generator=torch.Generator().manual_seed(0),
+    ).images[0]
+    workflow = st2i.load(folders["dev"], dtype="float32", scheduler=UNIPC)
+    ours = run_here(workflow, prompt="a cat", num_steps=6, height=32, width=32)
+    assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("task", "changes", "message"),
+    [
+        (
+            TEXT,
+            dict(_class_name="FlowMatchHeunDiscreteScheduler"),
+            "does not support custom sigmas",
+        ),
+        (TEXT, dict(_class_name="EulerDiscreteScheduler"), "unexpected keyword argument 'mu'"),
+        (TEXT, dict(_class_name="FlowMatchLCMScheduler"), "draws noise that no seed gives again"),
+        (TEXT, dict(stochastic_sampling=True), "stochastic_sampling=True"),
+        (IMAGE, UNIPC, "UniPCMultistepScheduler adds no noise to a picture"),
+        (INPAINT, UNIPC, "UniPCMultistepScheduler adds no noise to a picture"),
+    ],
+)
+def test_a_scheduler_that_the_pipeline_cannot_use_is_refused(folders, task, changes, message):
+    with pytest.raises(st2i.LoadError, match=message):
+        st2i.load(folders["dev"], task=task, scheduler=changes)

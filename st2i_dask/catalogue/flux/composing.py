@@ -12,8 +12,9 @@ from ..denoising import guided, scheduler_step, timestep
 from ..folder import DiffusersFolder, check_dtype
 from ..lora import Loras
 from ..pictures import finish_pixels
+from ..scheduler_check import check_scheduler
 from ..spread import MAX_IMAGES
-from .parts import ClipText, T5Text, TokenCounter, text_ids
+from .parts import ClipText, T5Text, TokenCounter, make_scheduler, text_ids
 
 # The pipelines' own limit (check_inputs).
 MAX_SEQUENCE_LENGTH = 512
@@ -33,12 +34,21 @@ Output = Static[Literal["pil", "pt"]]
 class FluxBase:
     """What the workflows of a FLUX.1 folder read from its configuration.
 
+    flow_sigmas: whether the pipeline lets a scheduler that can make flow sigmas itself do so. noises:
+    whether it adds noise to a picture.
+
     options: of its ModelFns. channels: of the latents. guided: whether there is a guidance embedding
     (dev). default_side: pixels. side: the rule for height and width.
     """
 
     def __init__(
-        self, folder: DiffusersFolder, dtype: str | None, sizes: tuple[int, ...] | None = None
+        self,
+        folder: DiffusersFolder,
+        dtype: str | None,
+        sizes: tuple[int, ...] | None = None,
+        *,
+        flow_sigmas: bool = False,
+        noises: bool = False,
     ):
         check_dtype(dtype)
         self.source = folder.source
@@ -50,6 +60,13 @@ class FluxBase:
         self.scheduler: tuple[str, dict[str, Any]] = (
             folder.index["scheduler"][1],
             folder.scheduler_config,
+        )
+        check_scheduler(
+            folder,
+            lambda steps: make_scheduler(
+                *self.scheduler, steps, 256, "cpu", flow_sigmas=flow_sigmas
+            ),
+            noises=noises,
         )
         self.default_steps = 28 if self.guided else 4
         self.default_side = 128 * self.vae_scale_factor  # default_sample_size of the pipelines

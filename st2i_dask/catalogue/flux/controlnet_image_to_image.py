@@ -50,7 +50,7 @@ def flux_controlnet_image_workflow(
 
     controlnets, sizes: as of `flux_controlnet_workflow`.
     """
-    base = FluxBase(folder, dtype, sizes)
+    base = FluxBase(folder, dtype, sizes, noises=True)
     controls = find_controls(base, folder, controlnets)
 
     def compose(

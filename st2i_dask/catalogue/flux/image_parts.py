@@ -124,17 +124,3 @@ def prepare_mask(
     mask = torch.nn.functional.interpolate(mask, size=size)
     mask = mask.to(device=latents.device, dtype=latents.dtype).repeat(num_images, channels, 1, 1)
     return FluxInpaintPipeline._pack_latents(mask, num_images, channels, *size)
-
-
-@glue
-def keep_outside(
-    step: int, scheduler: Any, latents: Any, image_latents: Any, noise: Any, mask: Any
-) -> Any:
-    """After a step: the picture, noised as the next step expects it, where the mask is 0."""
-    import torch
-
-    kept = image_latents
-    if step + 1 < len(scheduler.timesteps):
-        timestep = torch.tensor([scheduler.timesteps[step + 1]])
-        kept = scheduler.scale_noise(kept, timestep, noise)
-    return (1 - mask) * kept + mask * latents

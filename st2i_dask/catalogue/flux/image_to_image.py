@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from ...parameters import Static
 from ...workflow import Workflow, workflow
-from ..denoising import seeded
+from ..denoising import keep_outside, seeded
 from ..folder import DiffusersFolder
 from ..input_image import InputImage, MaskImage
 from ..narrowed import without
@@ -25,7 +25,7 @@ from .composing import (
     encode_texts,
     to_pictures,
 )
-from .image_parts import ImageEncoder, keep_outside, prepare_from_image, prepare_mask
+from .image_parts import ImageEncoder, prepare_from_image, prepare_mask
 from .parts import ClipText, FluxTransformer, T5Text, VaeDecoder
 
 
@@ -48,7 +48,7 @@ def flux_image_workflow(
     sizes: the only sides in pixels that the model draws well; None: any that the pipeline takes.
     inpainting: with a mask; what is black in it stays as it is.
     """
-    base = FluxBase(folder, dtype, sizes)
+    base = FluxBase(folder, dtype, sizes, noises=True)
 
     def compose(
         prompt: Annotated[str, base.prompt],

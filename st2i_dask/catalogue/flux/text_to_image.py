@@ -45,7 +45,7 @@ def flux_workflow(
 
     sizes: the only sides in pixels that the model draws well; None: any that the pipeline takes.
     """
-    base = FluxBase(folder, dtype, sizes)
+    base = FluxBase(folder, dtype, sizes, flow_sigmas=True)
 
     def compose(
         prompt: Annotated[str, base.prompt],

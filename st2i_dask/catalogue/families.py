@@ -11,6 +11,10 @@ from .flux.controlnet import flux_controlnet_workflow
 from .flux.controlnet_image_to_image import flux_controlnet_image_workflow
 from .flux.image_to_image import flux_image_workflow, flux_inpainting_workflow
 from .flux.text_to_image import flux_workflow
+from .sd3.controlnet import sd3_controlnet_workflow
+from .sd3.image_to_image import sd3_image_workflow
+from .sd3.inpainting import sd3_inpainting_workflow
+from .sd3.text_to_image import sd3_workflow
 from .z_image.controlnet import (
     z_image_controlnet_inpainting_workflow,
     z_image_controlnet_workflow,
@@ -45,6 +49,16 @@ FAMILIES = (
         },
         plain={TEXT: flux_workflow, IMAGE: flux_image_workflow, INPAINT: flux_inpainting_workflow},
         controlled={TEXT: flux_controlnet_workflow, IMAGE: flux_controlnet_image_workflow},
+    ),
+    Family(
+        pipelines={
+            "StableDiffusion3Pipeline": TEXT,
+            "StableDiffusion3Img2ImgPipeline": IMAGE,
+            "StableDiffusion3InpaintPipeline": INPAINT,
+            "StableDiffusion3ControlNetPipeline": TEXT,
+        },
+        plain={TEXT: sd3_workflow, IMAGE: sd3_image_workflow, INPAINT: sd3_inpainting_workflow},
+        controlled={TEXT: sd3_controlnet_workflow},
     ),
     Family(
         pipelines={

@@ -1,5 +1,6 @@
 """What all tasks of Stable Diffusion 3 compose alike: text, the denoising loop, pixels."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -9,6 +10,7 @@ from ...errors import LoadError
 from ...parameters import Static
 from ...rules import Multiple, OneOf, Prompt, Range
 from ..denoising import guided, scheduler_step
+from ..fitting_scheduler import draws_noise
 from ..folder import DiffusersFolder, check_dtype
 from ..pictures import finish_pixels
 from ..spread import MAX_IMAGES
@@ -65,7 +67,8 @@ class SD3:
         self.shifts = shifts
         self.scheduler = folder.index["scheduler"][1], folder.scheduler_config
         try:
-            self._scheduled(4, self.default_side, self.default_side, None)
+            scheduler, _ = self._scheduled(4, self.default_side, self.default_side, None)
+            draws_noise(scheduler, from_generator=False)
         except Exception as error:
             raise LoadError(
                 f"{folder.source!r}: {self._pipeline} cannot use the scheduler {self.scheduler[0]} "
@@ -101,14 +104,23 @@ class SD3:
     def negative_prompt(self) -> Prompt:
         return replace(self.prompt, may_be_empty=True)
 
-    def side(self, sizes: tuple[int, ...] | None, *configs: Mapping[str, Any]) -> OneOf | Multiple:
-        """Of height and width in pixels: as far as position embeddings (the ControlNets' too) reach."""
+    def side(
+        self,
+        sizes: tuple[int, ...] | None,
+        *configs: Mapping[str, Any],
+        multiple: int = 1,
+    ) -> OneOf | Multiple:
+        """Of height and width in pixels: as far as position embeddings (the ControlNets' too) reach.
+
+        multiple: of which the pipeline wants it besides.
+        """
         if sizes:
             return OneOf(sizes)
-        unit = self.factor * self.patch
+        token = self.factor * self.patch
         embedded = [self.transformer_config, *configs]
         longest = min(c["pos_embed_max_size"] for c in embedded if c.get("pos_embed_max_size"))
-        return Multiple(unit, unit, unit * longest)
+        unit = math.lcm(token, multiple)
+        return Multiple(unit, unit, token * longest // unit * unit)
 
     # -- composing -----------------------------------------------------------------------------
 
@@ -142,7 +154,7 @@ class SD3:
         if split:
             return Text((negative, positive), None)
         both = tuple(stack(n, p) for n, p in zip(negative, positive, strict=True))
-        return Text((both,), guidance_scale)  # type: ignore[arg-type]
+        return Text((both,), guidance_scale)
 
     def schedule(
         self, like: Any, num_steps: int, height: int, width: int, strength: float | None = None

@@ -11,6 +11,15 @@ from typing import Any
 from ...glue import glue
 from ..denoising import generator_of, guided, resumed
 from ..part import PipelinePart
+from ..residuals import summed
+
+#: ControlNets that one step can take.
+MAX_CONTROLNETS = 4
+#: Inputs of the transformer, one for each ControlNet.
+RESIDUALS = (
+    "block_controlnet_hidden_states",
+    *(f"block_controlnet_hidden_states_{number}" for number in range(2, MAX_CONTROLNETS + 1)),
+)
 
 
 class _ClipText(PipelinePart):
@@ -85,8 +94,9 @@ class SD3Transformer(PipelinePart):
 
     guidance_scale: with one, embeddings hold the negative prompt's and then the prompt's, and both go
     through the transformer in one batch. inpainting: mask and masked image, more channels of what the
-    transformer gets, as many times as the embeddings. A ControlNet's residuals are a callback input:
-    each is fetched after the block it is added to.
+    transformer gets, as many times as the embeddings. The residuals of ControlNets are callback inputs:
+    each is fetched after the block it is added to, and the ControlNets' own are added in their order.
+    residuals_length: how many there are; None: as many as the ControlNet has.
     """
 
     parts = frozenset({"transformer"})
@@ -98,7 +108,9 @@ class SD3Transformer(PipelinePart):
         self.add_input("prompt_embeds")
         self.add_input("pooled_prompt_embeds")
         self.add_input("inpainting", optional=True)
-        self.add_input("block_controlnet_hidden_states", callback=True, optional=True)
+        for name in RESIDUALS:
+            self.add_input(name, callback=True, optional=True)
+        self.add_input("residuals_length", optional=True)
         self.add_output("noise_pred")
 
     def run(self, pipeline: Any, **inputs: Any) -> dict[str, Any]:
@@ -111,12 +123,13 @@ class SD3Transformer(PipelinePart):
         timestep = inputs["timestep"].expand(latents.shape[0])
         if inputs["inpainting"] is not None:
             latents = torch.cat([latents, *inputs["inpainting"]], dim=1)
+        residuals = [inputs[name] for name in RESIDUALS if inputs[name] is not None]
         noise_pred = pipeline.transformer(
             hidden_states=latents,
             timestep=timestep,
             encoder_hidden_states=inputs["prompt_embeds"],
             pooled_projections=inputs["pooled_prompt_embeds"],
-            block_controlnet_hidden_states=inputs["block_controlnet_hidden_states"],
+            block_controlnet_hidden_states=summed(residuals, inputs["residuals_length"]),
             return_dict=False,
         )[0]
         if scale is not None:

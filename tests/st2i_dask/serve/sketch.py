@@ -55,7 +55,7 @@ class Stroke(st2i.ModelFn):
 
 _start, _stroke = Start(), Stroke()
 
-Side = Annotated[int, st2i.Multiple(8, 8, 256)]
+Side = Annotated[int, st2i.Multiple(8, 8, 1024)]
 
 
 @st2i.workflow(replace=True)

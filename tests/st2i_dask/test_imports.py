@@ -13,9 +13,10 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("st2i_dask", "scheduler_plugin", "worker_plugin")
 
-# The one place that assembles both plugins. Benchmarks measure the plugins' own parts.
+# The one place that assembles both plugins. Benchmarks measure the plugins' own parts; the simulator
+# drives their policies.
 ASSEMBLER = "st2i_dask/cluster.py"
-MEASURING = "st2i_dask/bench/"
+MEASURING = ("st2i_dask/bench/", "st2i_dask/simulate/")
 
 # Files that may touch Dask's scheduler or worker, torch, an event loop or the clock. Everything else
 # in these packages is policy or composition and stays pure.

@@ -1,0 +1,178 @@
+"""Traces: who asked for what, when. Read from files, scaled, resampled, written.
+
+    at,tenant,workflow          seconds from the start; workflow may be left out or empty
+
+Other formats, recognised by their first line: Alibaba's cluster-trace-v2026-GenAI (`gmt_create,...`), the
+VTC artifact's (`req_time_s,tenant,...`), and `tenant seconds` per line, seconds since the line before.
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import math
+import random
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import NamedTuple
+
+from ..errors import ParameterError
+from .generate import gamma
+from .tasks import Arrival
+
+
+class Asked(NamedTuple):
+    """One request of a trace. at: seconds from its start. workflow: empty where the trace has none."""
+
+    at: float
+    tenant: str
+    workflow: str = ""
+    adapters: int = 0
+
+
+class Shape(NamedTuple):
+    """gap_cv: coefficient of variation of the gaps. top5: share of the five most popular workflows.
+    adapted: share of requests with an adapter."""
+
+    requests: int
+    seconds: float
+    gap_cv: float
+    window_cv: float
+    top5: float
+    adapted: float
+
+
+def read(path: Path) -> list[Asked]:
+    """The requests of a file by time, the first at 0. ParameterError says what cannot be read."""
+    try:
+        with path.open(newline="") as file:
+            lines = file.read().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ParameterError(f"trace {path} cannot be read: {error}") from None
+    first = lines[0] if lines else ""
+    reader = next((r for start, r in _READERS.items() if first.startswith(start)), _gaps)
+    try:
+        found = sorted(reader(lines))
+    except (ValueError, KeyError, TypeError) as error:
+        raise ParameterError(
+            f"trace {path} is in no format that is known ({error}); write at,tenant,workflow"
+        ) from None
+    if not found:
+        raise ParameterError(f"trace {path} has no request; give one at least")
+    wrong = next((a for a in found if not (math.isfinite(a.at) and a.tenant)), None)
+    if wrong is not None:
+        raise ParameterError(f"trace {path}: a request at {wrong.at!r} of tenant {wrong.tenant!r}")
+    start = found[0].at
+    return [asked._replace(at=asked.at - start) for asked in found]
+
+
+def write(requests: Iterable[Asked | Arrival], path: Path) -> None:
+    """As `read` reads it."""
+    with path.open("w", newline="") as file:
+        out = csv.writer(file, lineterminator="\n")
+        out.writerow(["at", "tenant", "workflow"])
+        for asked in requests:
+            out.writerow([repr(asked.at), asked.tenant, getattr(asked, "workflow", "")])
+
+
+def scaled(requests: Sequence[Asked], rate: float) -> list[Asked]:
+    """The same requests arriving `rate` times as fast."""
+    if not 0 < rate < math.inf:
+        raise ParameterError(f"rate scale is {rate!r}; give a finite number above 0")
+    return [asked._replace(at=asked.at / rate) for asked in requests]
+
+
+def resampled(
+    requests: Sequence[Asked], cv_scale: float, *, window_s: float, seed: int
+) -> list[Asked]:
+    """Arrivals drawn anew: a Gamma process per window with its mean gap and its coefficient of
+    variation times `cv_scale`; tenants and workflows as often as in that window (AlpaServe's way)."""
+    if not (0 < cv_scale < math.inf and 0 < window_s < math.inf):
+        raise ParameterError(
+            f"cv_scale is {cv_scale!r}, window_s is {window_s!r}; give finite numbers above 0"
+        )
+    chance = random.Random(seed)
+    windows: dict[int, list[Asked]] = {}
+    for asked in requests:
+        windows.setdefault(int(asked.at // window_s), []).append(asked)
+    found: list[Asked] = []
+    for number, there in sorted(windows.items()):
+        cv = cv_of([asked.at for asked in there]) if len(there) > 9 else 1.0
+        rate = len(there) / window_s
+        for at in gamma(chance, number * window_s, window_s, rate, max(0.05, cv * cv_scale)):
+            found.append(chance.choice(there)._replace(at=at))
+    return found
+
+
+def cv_of(times: Sequence[float]) -> float:
+    """Coefficient of variation of the gaps; 0 where there are none."""
+    gaps = [later - at for at, later in itertools.pairwise(times)]
+    if not gaps or not sum(gaps):
+        return 0.0
+    mean = sum(gaps) / len(gaps)
+    return math.sqrt(sum((gap - mean) ** 2 for gap in gaps) / len(gaps)) / mean
+
+
+def shape(requests: Sequence[Asked], window_s: float = 600.0) -> Shape:
+    """What a trace looks like."""
+    times = [asked.at for asked in requests]
+    windows: dict[int, list[float]] = {}
+    for at in times:
+        windows.setdefault(int(at // window_s), []).append(at)
+    inner = sorted(cv_of(there) for there in windows.values() if len(there) >= 30)
+    popular = Counter(asked.workflow for asked in requests).most_common(5)
+    return Shape(
+        len(times),
+        times[-1] - times[0],
+        cv_of(times),
+        inner[len(inner) // 2] if inner else 0.0,
+        sum(n for _, n in popular) / len(times),
+        sum(asked.adapters > 0 for asked in requests) / len(times),
+    )
+
+
+def arrivals(requests: Iterable[Asked], tenants: Sequence[str]) -> list[Arrival]:
+    """For a workload of these tenants: the most active tenant of the trace is the first of them, and
+    so on; what is left over is left out."""
+    requests = list(requests)
+    names = [name for name, _ in Counter(asked.tenant for asked in requests).most_common()]
+    known: Mapping[str, str] = dict(zip(names, tenants, strict=False))
+    return [Arrival(a.at, known[a.tenant]) for a in requests if a.tenant in known]
+
+
+def _own(lines: list[str]) -> list[Asked]:
+    return [
+        Asked(float(row["at"]), row["tenant"], row.get("workflow") or "")
+        for row in csv.DictReader(lines)
+    ]
+
+
+def _genai(lines: list[str]) -> list[Asked]:
+    return [
+        Asked(
+            datetime.fromisoformat(row["gmt_create"]).timestamp(),
+            row["groupId"],
+            row["checkpoint_model_version_id"],
+            int(row["num_lora"]),
+        )
+        for row in csv.DictReader(lines)
+    ]
+
+
+def _lmsys(lines: list[str]) -> list[Asked]:
+    return [Asked(float(row["req_time_s"]), row["tenant"]) for row in csv.DictReader(lines)]
+
+
+def _gaps(lines: list[str]) -> list[Asked]:
+    at = 0.0
+    found = []
+    for line in lines:
+        tenant, gap = line.split()
+        at += float(gap)
+        found.append(Asked(at, tenant))
+    return found
+
+
+_READERS = {"at,": _own, "gmt_create": _genai, "req_time_s": _lmsys}

@@ -1,0 +1,104 @@
+"""Workflows as the simulator sees them: positions, the weights each needs, the bytes each gives on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from scheduler_plugin.ahead import chain_lengths
+from scheduler_plugin.outline import Outline, Step
+
+from ..errors import ParameterError
+from .profiles import Profile
+
+#: Bytes of results at 1024x1024 in bfloat16: embeddings, latents, one residual stack, an image.
+EMBEDDING_BYTES = 4 << 20
+LATENT_BYTES = 1 << 19
+RESIDUAL_BYTES = 5 * (24 << 20)
+IMAGE_BYTES = 3 << 20
+BUCKET = "1024x1024"
+
+
+@dataclass(frozen=True)
+class Position:
+    """One invocation. models: whose weights it needs, the last one being what it runs."""
+
+    fn: str
+    models: tuple[str, ...]
+    deps: tuple[int, ...] = ()
+    callback_deps: tuple[int, ...] = ()
+    out_bytes: int = 0
+
+    @property
+    def model(self) -> str:
+        """What the policy knows it by: adapters are part of the name."""
+        return "+".join(reversed(self.models))
+
+
+@dataclass(frozen=True)
+class Workflow:
+    """A DAG of invocations in topological order."""
+
+    name: str
+    positions: tuple[Position, ...]
+    outline: Outline = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        steps = tuple(Step(p.fn, p.model, BUCKET, p.deps, p.callback_deps) for p in self.positions)
+        object.__setattr__(self, "outline", Outline(self.name, steps))
+
+    @cached_property
+    def chains(self) -> tuple[int, ...]:
+        """How many positions can run as one task, by position."""
+        return chain_lengths(self.outline)
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """All that it needs, in order of first use."""
+        return tuple(dict.fromkeys(m for p in self.positions for m in p.models))
+
+    def device_s(self, profile: Profile) -> float:
+        """Seconds of compute of one request, all positions one after the other: solo latency."""
+        return sum(profile.model(p.models[-1]).compute_s for p in self.positions)
+
+
+def diffusion(
+    name: str,
+    encoders: Sequence[str],
+    denoiser: str,
+    steps: int,
+    decoder: str,
+    *,
+    controlnet: str | None = None,
+    adapter: str | None = None,
+) -> Workflow:
+    """Encoders beside each other, `steps` denoising steps, a decoder.
+
+    controlnet: runs beside every step, which takes its residuals through a callback input. adapter: a
+    LoRA on the denoiser; its weights are its own, those of the denoiser are shared.
+    """
+    if steps < 1 or not encoders:
+        raise ParameterError(
+            f"workflow {name!r} has {len(encoders)} encoders and {steps} steps; give at least one"
+        )
+    found = [Position("Encode", (encoder,), out_bytes=EMBEDDING_BYTES) for encoder in encoders]
+    given = tuple(range(len(found)))
+    weights = (denoiser,) if adapter is None else (adapter, denoiser)
+    latents: tuple[int, ...] = ()
+    for _ in range(steps):
+        callback: tuple[int, ...] = ()
+        if controlnet is not None:
+            callback = (len(found),)
+            found.append(
+                Position("Control", (controlnet,), given + latents, out_bytes=RESIDUAL_BYTES)
+            )
+        found.append(Position("Denoise", weights, given + latents, callback, LATENT_BYTES))
+        latents = (len(found) - 1,)
+    found.append(Position("Decode", (decoder,), latents, out_bytes=IMAGE_BYTES))
+    return Workflow(name, tuple(found))
+
+
+def monolith(workflow: Workflow) -> Workflow:
+    """The whole workflow as one function on one device."""
+    return Workflow(workflow.name, (Position("Workflow", (workflow.name,)),))

@@ -11,6 +11,7 @@ from ...workflow import Workflow, workflow
 from ..denoising import seeded
 from ..folder import DiffusersFolder
 from ..input_image import InputImage
+from ..lora import adapted
 from ..narrowed import without
 from ..spread import draw_images
 from ..strength import Strength, first_step
@@ -69,14 +70,15 @@ def flux_controlnet_image_workflow(
         control_guidance_end: Fraction = 1.0,
         num_images: NumImages = 1,
         spread: Spread = False,
+        loras: Annotated[Static[Any], base.loras] = (),
         max_sequence_length: Length = max_sequence_length,
         output_type: Output = "pil",
     ) -> Any:
         """FLUX.1 with ControlNets, text, picture and control images to image."""
-        clip = ClipText(base.source, **base.options)
-        t5 = T5Text(base.source, **base.options)
+        clip = ClipText(base.source, **adapted(base.options, loras, "text_encoder"))
+        t5 = T5Text(base.source, **adapted(base.options, loras, "text_encoder_2"))
         encoder = ImageEncoder(base.source, **base.options)
-        transformer = FluxTransformer(base.source, **base.options)
+        transformer = FluxTransformer(base.source, **adapted(base.options, loras, "transformer"))
         decoder = VaeDecoder(base.source, **base.options)
         texts = encode_texts(
             clip, t5, prompt, "", 1.0, max_sequence_length, 1 if spread else num_images

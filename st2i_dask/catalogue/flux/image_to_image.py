@@ -8,6 +8,7 @@ from ...workflow import Workflow, workflow
 from ..denoising import keep_outside, seeded
 from ..folder import DiffusersFolder
 from ..input_image import InputImage, MaskImage
+from ..lora import adapted
 from ..narrowed import without
 from ..spread import draw_images
 from ..strength import Strength, first_step
@@ -64,14 +65,15 @@ def flux_image_workflow(
         strength: Annotated[Static[float], Strength()] = strength,
         num_images: NumImages = 1,
         spread: Spread = False,
+        loras: Annotated[Static[Any], base.loras] = (),
         max_sequence_length: Length = max_sequence_length,
         output_type: Output = "pil",
     ) -> Any:
         """FLUX.1 text and picture to image; strength 1 leaves nothing of the picture."""
-        clip = ClipText(base.source, **base.options)
-        t5 = T5Text(base.source, **base.options)
+        clip = ClipText(base.source, **adapted(base.options, loras, "text_encoder"))
+        t5 = T5Text(base.source, **adapted(base.options, loras, "text_encoder_2"))
         encoder = ImageEncoder(base.source, **base.options)
-        transformer = FluxTransformer(base.source, **base.options)
+        transformer = FluxTransformer(base.source, **adapted(base.options, loras, "transformer"))
         decoder = VaeDecoder(base.source, **base.options)
         texts = encode_texts(
             clip,

@@ -12,6 +12,7 @@ from ...rules import Multiple, OneOf, Prompt, Range
 from ..denoising import guided, scheduler_step
 from ..fitting_scheduler import draws_noise
 from ..folder import DiffusersFolder, check_dtype
+from ..lora import Loras, adapted
 from ..pictures import finish_pixels
 from ..spread import MAX_IMAGES
 from ..strength import Strength
@@ -65,6 +66,7 @@ class SD3:
         self.default_side = self.transformer_config["sample_size"] * self.factor
         self.has_t5 = bool((folder.index.get("text_encoder_3") or [None])[0])
         self.shifts = shifts
+        self.loras = Loras(folder)
         self.scheduler = folder.index["scheduler"][1], folder.scheduler_config
         try:
             scheduler, _ = self._scheduled(4, self.default_side, self.default_side, None)
@@ -132,10 +134,13 @@ class SD3:
         max_sequence_length: int,
         guidance_scale: float,
         split: bool,
+        loras: Any = (),
     ) -> Text:
-        clip_l = ClipLText(self.folder.source, **self.options)
-        clip_g = ClipGText(self.folder.source, **self.options)
-        t5 = T5Text(self.folder.source, **self.options) if self.has_t5 else None
+        source = self.folder.source
+        clip_l = ClipLText(source, **adapted(self.options, loras, "text_encoder"))
+        clip_g = ClipGText(source, **adapted(self.options, loras, "text_encoder_2"))
+        third = adapted(self.options, loras, "text_encoder_3")
+        t5 = T5Text(source, **third) if self.has_t5 else None
 
         def encoded(words: Any) -> tuple[Any, Any]:
             joined: tuple[Any, Any] = join_text(
@@ -183,6 +188,7 @@ class SD3:
         steps: range,
         text: Text,
         guidance_scale: float,
+        loras: Any = (),
         *,
         each_forward: Callable[[int, int, dict[str, Any]], dict[str, Any]] = lambda *_: {},
         after_step: Callable[[Any, Any, int], Any] = lambda latents, *_: latents,
@@ -192,7 +198,8 @@ class SD3:
         each_forward: what else the transformer gets, from the step, the forward's number and what it
         gets anyway. after_step: the latents to go on with, from those, the scheduler and the step.
         """
-        transformer = SD3Transformer(self.folder.source, **self.options)
+        options = adapted(self.options, loras, "transformer")
+        transformer = SD3Transformer(self.folder.source, **options)
         for step in steps:
             made = []
             for number, (embeds, pooled) in enumerate(text.forwards):

@@ -171,6 +171,7 @@ def sd3_controlnet_workflow(
         control_guidance_end: Fraction = 1.0,
         num_images: Images = 1,
         spread: Static[bool] = False,
+        loras: Annotated[Static[Any], sd3.loras] = (),
         split_guidance: Static[bool] = False,
         max_sequence_length: Length = max_sequence_length,
         output_type: Output = "pil",
@@ -178,7 +179,13 @@ def sd3_controlnet_workflow(
         """Stable Diffusion 3 with ControlNets, text and control images to image."""
         batch = 1 if spread else num_images
         text = sd3.text(
-            prompt, negative_prompt, batch, max_sequence_length, guidance_scale, split_guidance
+            prompt,
+            negative_prompt,
+            batch,
+            max_sequence_length,
+            guidance_scale,
+            split_guidance,
+            loras,
         )
 
         def draw(seed: Any, images: int) -> Any:
@@ -193,7 +200,7 @@ def sd3_controlnet_workflow(
                 control_guidance_end,
             )
             latents = sd3.denoise(
-                latents, schedule, steps, text, guidance_scale, each_forward=controlled
+                latents, schedule, steps, text, guidance_scale, loras, each_forward=controlled
             )
             return sd3.picture(latents, output_type)
 

@@ -48,6 +48,7 @@ def sd3_image_workflow(
         strength: Share = strength,
         num_images: Images = 1,
         spread: Static[bool] = False,
+        loras: Annotated[Static[Any], sd3.loras] = (),
         split_guidance: Static[bool] = False,
         max_sequence_length: Length = max_sequence_length,
         output_type: Output = "pil",
@@ -55,7 +56,13 @@ def sd3_image_workflow(
         """Stable Diffusion 3, image to image."""
         batch = 1 if spread else num_images
         text = sd3.text(
-            prompt, negative_prompt, batch, max_sequence_length, guidance_scale, split_guidance
+            prompt,
+            negative_prompt,
+            batch,
+            max_sequence_length,
+            guidance_scale,
+            split_guidance,
+            loras,
         )
         pixels = prepare_pixels(image, height, width, sd3.factor)
 
@@ -71,7 +78,7 @@ def sd3_image_workflow(
                 images,
                 text.like,
             )
-            latents = sd3.denoise(latents, schedule, steps, text, guidance_scale)
+            latents = sd3.denoise(latents, schedule, steps, text, guidance_scale, loras)
             return sd3.picture(latents, output_type)
 
         return draw_images(draw, seed, num_images, spread)

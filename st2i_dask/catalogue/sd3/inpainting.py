@@ -72,6 +72,7 @@ def sd3_inpainting_workflow(
         strength: Share = strength,
         num_images: Images = 1,
         spread: Static[bool] = False,
+        loras: Annotated[Static[Any], sd3.loras] = (),
         split_guidance: Static[bool] = False,
         max_sequence_length: Length = max_sequence_length,
         output_type: Output = "pil",
@@ -79,7 +80,13 @@ def sd3_inpainting_workflow(
         """Stable Diffusion 3, inpainting."""
         batch = 1 if spread else num_images
         text = sd3.text(
-            prompt, negative_prompt, batch, max_sequence_length, guidance_scale, split_guidance
+            prompt,
+            negative_prompt,
+            batch,
+            max_sequence_length,
+            guidance_scale,
+            split_guidance,
+            loras,
         )
         pixels = to_float(prepare_pixels(image, height, width, sd3.factor))
         mask = prepare_mask(mask_image, height, width, sd3.factor)
@@ -127,6 +134,7 @@ def sd3_inpainting_workflow(
                 steps,
                 text,
                 guidance_scale,
+                loras,
                 each_forward=each_forward,
                 after_step=after_step,
             )

@@ -45,6 +45,7 @@ def sd3_workflow(
         guidance_scale: Guidance = guidance_scale,
         num_images: Images = 1,
         spread: Static[bool] = False,
+        loras: Annotated[Static[Any], sd3.loras] = (),
         split_guidance: Static[bool] = False,
         max_sequence_length: Length = max_sequence_length,
         output_type: Output = "pil",
@@ -52,13 +53,19 @@ def sd3_workflow(
         """Stable Diffusion 3, text to image."""
         batch = 1 if spread else num_images
         text = sd3.text(
-            prompt, negative_prompt, batch, max_sequence_length, guidance_scale, split_guidance
+            prompt,
+            negative_prompt,
+            batch,
+            max_sequence_length,
+            guidance_scale,
+            split_guidance,
+            loras,
         )
 
         def draw(seed: Any, images: int) -> Any:
             latents = draw_latents(seed, text.like, images, height, width, sd3.channels, sd3.factor)
             schedule, steps = sd3.schedule(text.like, num_steps, height, width)
-            latents = sd3.denoise(latents, schedule, steps, text, guidance_scale)
+            latents = sd3.denoise(latents, schedule, steps, text, guidance_scale, loras)
             return sd3.picture(latents, output_type)
 
         return draw_images(draw, seed, num_images, spread)

@@ -11,6 +11,7 @@ from ...parameters import Static
 from ...rules import Multiple, OneOf, Prompt, Range
 from ..denoising import guided, scheduler_step, timestep
 from ..folder import DiffusersFolder, check_dtype
+from ..lora import Loras
 from ..pictures import finish_pixels
 from ..scheduler_check import check_scheduler
 from ..spread import MAX_IMAGES
@@ -62,6 +63,7 @@ class KleinBase:
         check_scheduler(
             folder, lambda steps: make_scheduler(*self.scheduler, steps, 256, "cpu"), noises=True
         )
+        self.loras = Loras(folder)
         self.layers = tuple(layers)
         _check_layers(folder, self.layers, transformer["joint_attention_dim"])
         self.default_steps = 4 if self.distilled else 50

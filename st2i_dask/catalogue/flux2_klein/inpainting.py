@@ -11,6 +11,7 @@ from ...workflow import Workflow, workflow
 from ..denoising import keep_outside, seeded
 from ..folder import DiffusersFolder
 from ..input_image import MaskImage
+from ..lora import adapted
 from ..narrowed import without
 from ..spread import draw_images
 from ..strength import Strength, first_step
@@ -67,12 +68,13 @@ def klein_inpainting_workflow(
         strength: Annotated[Static[float], Strength()] = strength,
         num_images: NumImages = 1,
         spread: Spread = False,
+        loras: Annotated[Static[Any], base.loras] = (),
         max_sequence_length: Length = max_sequence_length,
         output_type: Output = "pil",
     ) -> Any:
         """FLUX.2 Klein inpainting: what is black in the mask stays; a reference shows what to draw."""
-        encoder = QwenText(base.source, **base.options)
-        transformer = KleinTransformer(base.source, **base.options)
+        encoder = QwenText(base.source, **adapted(base.options, loras, "text_encoder"))
+        transformer = KleinTransformer(base.source, **adapted(base.options, loras, "transformer"))
         decoder = VaeDecoder(base.source, **base.options)
         together = 1 if spread else num_images
         texts = encode_texts(

@@ -7,9 +7,11 @@ Both forms: distilled (few steps, no guidance) and base (guidance by two forward
 from collections.abc import Sequence
 from typing import Annotated, Any
 
+from ...parameters import Static
 from ...workflow import Workflow, workflow
 from ..denoising import seeded
 from ..folder import DiffusersFolder
+from ..lora import adapted
 from ..narrowed import without
 from ..spread import draw_images
 from .composing import (
@@ -76,12 +78,13 @@ def klein_workflow(
         guidance_scale: Guidance = guidance_scale,
         num_images: NumImages = 1,
         spread: Spread = False,
+        loras: Annotated[Static[Any], base.loras] = (),
         max_sequence_length: Length = max_sequence_length,
         output_type: Output = "pil",
     ) -> Any:
         """FLUX.2 Klein text to image, or text and reference pictures to image."""
-        encoder = QwenText(base.source, **base.options)
-        transformer = KleinTransformer(base.source, **base.options)
+        encoder = QwenText(base.source, **adapted(base.options, loras, "text_encoder"))
+        transformer = KleinTransformer(base.source, **adapted(base.options, loras, "transformer"))
         decoder = VaeDecoder(base.source, **base.options)
         together = 1 if spread else num_images
         texts = encode_texts(

@@ -11,6 +11,12 @@ from .flux.controlnet import flux_controlnet_workflow
 from .flux.controlnet_image_to_image import flux_controlnet_image_workflow
 from .flux.image_to_image import flux_image_workflow, flux_inpainting_workflow
 from .flux.text_to_image import flux_workflow
+from .qwen_image.controlnet import qwen_image_controlnet_workflow
+from .qwen_image.image_to_image import (
+    qwen_image_image_workflow,
+    qwen_image_inpainting_workflow,
+)
+from .qwen_image.text_to_image import qwen_image_workflow
 from .sd3.controlnet import sd3_controlnet_workflow
 from .sd3.image_to_image import sd3_image_workflow
 from .sd3.inpainting import sd3_inpainting_workflow
@@ -77,6 +83,20 @@ FAMILIES = (
             TEXT: z_image_controlnet_workflow,
             INPAINT: z_image_controlnet_inpainting_workflow,
         },
+    ),
+    Family(
+        pipelines={
+            "QwenImagePipeline": TEXT,
+            "QwenImageImg2ImgPipeline": IMAGE,
+            "QwenImageInpaintPipeline": INPAINT,
+            "QwenImageControlNetPipeline": TEXT,
+        },
+        plain={
+            TEXT: qwen_image_workflow,
+            IMAGE: qwen_image_image_workflow,
+            INPAINT: qwen_image_inpainting_workflow,
+        },
+        controlled={TEXT: qwen_image_controlnet_workflow},
     ),
 )
 

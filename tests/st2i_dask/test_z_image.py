@@ -13,8 +13,8 @@ from PIL import Image
 import st2i_dask as st2i
 from st2i_dask.catalogue.tiny_z_image import save_z_image
 
+from .originals import LONG, check, completed, expected, mask, picture, pixels, reference
 from .running import run_here
-from .z_images import LONG, check, completed, expected, mask, picture, pixels, reference
 
 
 @pytest.fixture(scope="module")
@@ -236,9 +236,7 @@ def edited(folder, path, file, **changes):
 def test_schedulers_the_pipelines_fail_with_are_refused(folders, tmp_path):
     index = dict(scheduler=["diffusers", "EulerDiscreteScheduler"])
     odd = edited(folders["fixed"], tmp_path / "odd", "model_index.json", **index)
-    with pytest.raises(
-        st2i.LoadError, match=r"is a EulerDiscreteScheduler, .*use a FlowMatchEuler"
-    ):
+    with pytest.raises(st2i.LoadError, match=r"EulerDiscreteScheduler.*FlowMatchEuler"):
         st2i.load(odd)
     file = "scheduler/scheduler_config.json"
     random = edited(folders["fixed"], tmp_path / "random", file, stochastic_sampling=True)

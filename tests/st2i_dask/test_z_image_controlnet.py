@@ -7,17 +7,15 @@ import shutil
 
 import pytest
 import torch
-from distributed import Client
 
 import st2i_dask as st2i
 from st2i_dask.catalogue.tiny_z_image import save_z_image_controlnet
 from st2i_dask.catalogue.z_image.controlnet_parts import ZImageControlNet
 from st2i_dask.stream import streaming
 
+from .originals import LONG, check, completed, expected, mask, picture, pixels, reference
 from .running import run_here
-from .z_images import LONG, check, completed, expected, mask, picture, pixels, reference
 
-TIMEOUT = 120
 SCALE = "controlnet_conditioning_scale"
 PIPELINE, INPAINTING = "ZImageControlNetPipeline", "ZImageControlNetInpaintPipeline"
 FORMS = {
@@ -192,24 +190,6 @@ def test_split_guidance_gives_nearly_the_same_picture(folders):
     parameters = controlled(dict(negative_prompt=LONG))
     split = run_here(workflow, split_guidance=True, **parameters)
     assert torch.allclose(split, run_here(workflow, **parameters), atol=1e-4)
-
-
-def test_requests_on_a_cluster_equal_the_pipelines(folders, apart):
-    """Two tenants at once on two workers: values cross processes, residuals while they are made."""
-    plain, _ = apart
-    control = controlled(dict(negative_prompt=LONG, num_images=2, num_steps=4))
-    text = completed(dict(guidance_scale=0.0, num_steps=6))
-    with st2i.local_cluster(2, dashboard_address=None) as cluster, Client(cluster) as client:
-        st2i.attach(client)
-        workflows = st2i.load(folders["first"], dtype="bfloat16"), st2i.load(plain)
-        futures = [
-            workflows[0].submit(client, tenant="alice", output_type="pt", **control),
-            workflows[1].submit(client, tenant="bob", output_type="pt", **text),
-        ]
-        ours = [future.result(timeout=TIMEOUT) for future in futures]
-    theirs = expected(reference(PIPELINE, folders["first"], "bfloat16"), **control)
-    check(ours[0], theirs, "bfloat16")
-    check(ours[1], expected(reference("ZImagePipeline", plain, "float32"), **text), "float32")
 
 
 def edited(folder, path, file, **changes):

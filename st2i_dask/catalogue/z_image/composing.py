@@ -6,12 +6,14 @@ from typing import Annotated, Any, Literal
 from ...errors import LoadError
 from ...parameters import Static
 from ...rules import Multiple, OneOf, Prompt, Range
-from ...workflow import Workflow, workflow
-from ..denoising import scheduler_step
+from ...workflow import Workflow
+from ..denoising import keep_outside, scheduler_step
 from ..folder import DiffusersFolder, check_dtype
+from ..form import form
 from ..input_image import InputImage, MaskImage
-from ..narrowed import with_defaults, without
+from ..lora import Loras, adapted
 from ..pictures import finish_pixels
+from ..scheduler_check import check_scheduler
 from ..spread import MAX_IMAGES, draw_images
 from ..strength import Strength, first_step
 from .parts import (
@@ -21,10 +23,11 @@ from .parts import (
     ZImageTransformer,
     combine,
     draw_noise,
+    make_scheduler,
     model_time,
     prepare_scheduler,
 )
-from .starts import ImageStart, InpaintingStart, keep_unmasked
+from .starts import ImageStart, InpaintingStart
 
 # Pixels per side; Z-Image itself is trained up to about four megapixels.
 MAX_SIDE = 4096
@@ -40,9 +43,6 @@ CONTROLLED_INPAINTING = ("image", "mask_image", *CONTROL)
 #: height, width, images of one forward. Gives what composes a step: from the inputs that both models
 #: have in common and the scale to the transformer's other inputs.
 ControlOf = Callable[..., Callable[[dict[str, Any], Any], dict[str, Any]]]
-
-# The only one whose timesteps the pipelines can set: others take no list of sigmas.
-_SCHEDULER = "FlowMatchEulerDiscreteScheduler"
 
 
 def z_image(
@@ -62,7 +62,6 @@ def z_image(
     sizes: the only sides in pixels that the model draws well; None: any that the pipeline takes.
     """
     check_dtype(dtype)
-    _check_scheduler(folder)
     _check_chat_template(folder)
     config = folder.config("transformer")
     vae_scale_factor = 2 ** (len(folder.config("vae")["block_out_channels"]) - 1)
@@ -76,6 +75,11 @@ def z_image(
     counter = ChatCounter(folder, "tokenizer")
     limit = "max_sequence_length"
     scheduler = folder.index["scheduler"][1], folder.scheduler_config
+    check_scheduler(
+        folder,
+        lambda steps: make_scheduler(*scheduler, steps, 64, None, True, "cpu"),
+        noises="strength" in inputs,
+    )
     options = {"dtype": dtype} if dtype else {}
 
     def compose(
@@ -98,13 +102,14 @@ def z_image(
         controlnet_conditioning_scale: Annotated[float, Range(-10, 10)] = 0.75,
         num_images: Annotated[Static[int], Range(1, MAX_IMAGES)] = 1,
         spread: Static[bool] = False,
+        loras: Annotated[Static[Any], Loras(folder)] = (),
         split_guidance: Static[bool] = False,
         max_sequence_length: Annotated[int, Range(1, longest)] = min(512, longest),
         output_type: Static[Literal["pil", "pt"]] = "pil",
     ) -> Any:
         source = folder.source
-        text = QwenText(source, **options)
-        transformer = ZImageTransformer(source, **options)
+        text = QwenText(source, **adapted(options, loras, "text_encoder"))
+        transformer = ZImageTransformer(source, **adapted(options, loras, "transformer"))
         decoder = VaeDecoder(source, **options)
         guided = guidance_scale > 0
         wanted = text(prompt, max_sequence_length)
@@ -157,40 +162,18 @@ def z_image(
                 )
                 latents, schedule = scheduler_step(schedule, step, velocity, latents)
                 if kept is not None:
-                    latents = keep_unmasked(
-                        schedule, step, latents, kept.image_latents, kept.noise, kept.mask
+                    latents = keep_outside(
+                        step, schedule, latents, kept.image_latents, kept.noise, kept.mask
                     )
             return finish_pixels(decoder(latents), output_type, multiple, "the Z-Image VAE")
 
         return draw_images(draw, seed, num_images, spread)
 
-    compose.__doc__ = about
     absent = {*INPAINTING, *CONTROL} - set(inputs)
-    narrowed = without(compose, dict.fromkeys(absent))
-    names = [parameter for parameter in narrowed.__annotations__ if parameter != "return"]
-    unknown = sorted(set(defaults) - set(names))
-    if unknown:
-        raise LoadError(
-            f"{folder.source!r}: no parameter {unknown[0]!r} to give a default to; its workflow "
-            f"takes: {', '.join(names)}"
-        )
-    made: Workflow = workflow(name=name, replace=True)(with_defaults(narrowed, defaults))
-    return made
-
-
-def _check_scheduler(folder: DiffusersFolder) -> None:
-    """LoadError for one that the pipelines fail with, or that no seed makes reproducible."""
-    found = folder.index["scheduler"][1]
-    if found != _SCHEDULER:
-        raise LoadError(
-            f"{folder.source!r}: its scheduler is a {found}, whose timesteps Z-Image pipelines "
-            f"cannot set; use a {_SCHEDULER}"
-        )
-    if folder.scheduler_config.get("stochastic_sampling"):
-        raise LoadError(
-            f"{folder.source!r}: its scheduler has stochastic_sampling=True and draws noise that no "
-            "seed determines; use one without"
-        )
+    if control_of is not None:
+        # A ControlNet runs modules of the transformer, adapters and all.
+        absent.add("loras")
+    return form(compose, absent, defaults, source=folder.source, name=name, about=about)
 
 
 def _check_chat_template(folder: DiffusersFolder) -> None:

@@ -1,4 +1,4 @@
-"""What Z-Image denoises a given picture from, and how inpainting keeps the rest of it.
+"""What Z-Image denoises a given picture from.
 
 The order of calls and of random draws follows `ZImageImg2ImgPipeline` and `ZImageInpaintPipeline`.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from ...glue import glue
 from ..denoising import generator_of
 from ..input_image import restore
 from ..part import PipelinePart
@@ -112,16 +111,3 @@ def noisy_latents(pipeline_class: Any, pipeline: Any, **inputs: Any) -> Any:
         vae.device,
         generator_of(inputs["seed"]),
     )
-
-
-@glue
-def keep_unmasked(
-    scheduler: Any, step: int, latents: Any, image_latents: Any, noise: Any, mask: Any
-) -> Any:
-    """Latents after a step; where nothing is drawn anew, the picture's at the next step's noise level."""
-    import torch
-
-    if step + 1 < len(scheduler.timesteps):
-        next_time = torch.tensor([scheduler.timesteps[step + 1]])
-        image_latents = scheduler.scale_noise(image_latents, next_time, noise)
-    return (1 - mask) * image_latents + mask * latents

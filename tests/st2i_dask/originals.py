@@ -1,4 +1,4 @@
-"""What tests of Z-Image share: pictures, and what the unmodified pipelines make."""
+"""Pictures, and what unmodified pipelines make of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from PIL import Image
 # Workers run one torch thread each; the reference must sum in the same order.
 torch.set_num_threads(1)
 
-#: Its embeddings have no multiple of 32 tokens, and many more than those of the empty prompt.
+#: Many more tokens than the empty prompt has, and no multiple of 32.
 LONG = "a wet dog that runs along a long beach in the rain"
 
 

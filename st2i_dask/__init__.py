@@ -9,6 +9,7 @@ itself would make.
 from importlib.metadata import version as _version
 
 from .catalogue import load
+from .catalogue.paper import load_setting
 from .cluster import attach, local_cluster
 from .comfyui import from_comfyui
 from .errors import (
@@ -67,6 +68,7 @@ __all__ = [
     "later",
     "load",
     "load_costs",
+    "load_setting",
     "local_cluster",
     "models",
     "progress",

@@ -56,7 +56,8 @@ class Cluster:
         for number in range(executors):
             device = Device(f"w{number:03}", self._catalogue, capacity)
             self.devices[device.name] = device
-            self.policy.handle(ev.ExecutorJoined(0.0, device.name, device.free_bytes))
+            joined = ev.ExecutorJoined(0.0, device.name, device.free_bytes, device.missing)
+            self.policy.handle(joined)
         self._forgets = system.mode == "nocache"
         self._heap: list[tuple[float, int, Arrival | Task]] = []
         self._serial = count()
@@ -74,7 +75,7 @@ class Cluster:
                 load_s = self._catalogue.load_s(key.model)
                 compute_s = self._compute_s[workflow.name, key.model]
                 used = ev.Measured(load_s, compute_s, 0.0)
-                costs.observe(key, used, loaded_share=1.0 if load_s else 0.0, pulled=False)
+                costs.observe(key, used, loaded_share=1.0, pulled=False)
 
     # The loop
 
@@ -203,6 +204,8 @@ class Cluster:
         report.runs_whole += took.whole
         report.runs_hidden += not took.whole and took.stalled_s <= 0.1 * compute_s
         report.stalled_s += took.stalled_s
+        report.transfer_s += transfer_s
+        report.control_s += begins - now
 
     def _hand_back(self, task: Task) -> None:
         """It ends after the step it is in."""

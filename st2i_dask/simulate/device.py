@@ -101,7 +101,7 @@ class Device:
                 raise ParameterError(f"{kept.weights} does not fit an executor: {why}")
         self.capacity = sum(capacity.values())
         #: By task: the share of it that is to be loaded; absent: all of it.
-        self.missing: dict[str, float] = {}
+        self.missing = {task: 0.0 for task in catalogue.tasks if not catalogue.load_s(task)}
         self.loaded_bytes = self.loads = 0
         self.weight_bytes = 0  # resident or being copied in
         self._changed: set[str] = set()

@@ -1,9 +1,9 @@
 """The worked example: the paper's models on an H800.
 
 Seconds and bytes are derived from the per-operator measurements of the DiFlow artifact (mental2008/
-DiFlow-AE, rounded; batch 1, 1024x1024; SD3.5 at batch 2, as guidance doubles its batch). They load at
-about 8 GB/s, from memory that is not pinned. The paper's own ratios for pinned memory (a transformer
-loads in 3.2 of its invocations) mean about 30 GB/s: `pinned()`.
+DiFlow-AE, rounded; batch 1, 1024x1024; SD3.x at batch 2, as guidance doubles its batch). There models
+load at about 8 GB/s, from memory that is not pinned: `UNPINNED`. The paper loads from pinned memory, a
+transformer of FLUX.1 in 3.2 of its invocations, T5 in 13.5: about 30 GB/s. That is `PROFILE`.
 
 Not measured there, so estimated: Z-Image, Z-Image-Turbo and Flux2-Klein (9B) with their Qwen3 encoders.
 Bytes are parameters times 2; they load at the rate of FLUX.1's transformer and compute in FLUX.1's
@@ -40,6 +40,7 @@ MODELS: dict[str, Model] = {
     "sd35-large": _measured(16.7, 1.92, 0.231, 19),
     "sd35-canny": _measured(4.6, 0.480, 0.083, 6),
     "sd35-depth": _measured(4.6, 0.456, 0.083, 6),
+    "sd3-medium": _measured(4.22, 0.439, 0.0692, 24),
     "sd35-vae": _measured(0.17, 0.023, 0.109, 1),
     "clip-flux": _measured(0.25, 0.030, 0.003, 1),
     "t5-flux": _measured(9.5, 1.24, 0.024, 12),
@@ -59,9 +60,5 @@ MODELS: dict[str, Model] = {
     **{f"lora-{n}": _measured(_LORA, _LORA * _LOAD_S_PER_GB, 0.0, 1) for n in range(8)},
 }
 
-PROFILE = Profile(MODELS, device="H800")
-
-
-def pinned() -> Profile:
-    """As from pinned host memory, by the paper's ratio of 3.2 for FLUX.1's transformer."""
-    return PROFILE.with_load(3.2 * 0.243 / 2.94)
+UNPINNED = Profile(MODELS, device="H800, unpinned")
+PROFILE = UNPINNED.with_load(3.2 * 0.243 / 2.94, device="H800")

@@ -96,13 +96,13 @@ class Profile:
         """Seconds to pull so many bytes in so many pulls."""
         return pulls * self.link_latency_s + nbytes / self.link_bandwidth
 
-    def with_load(self, factor: float) -> Profile:
-        """The same with all loads taking `factor` times as long."""
+    def with_load(self, factor: float, **changes: Any) -> Profile:
+        """The same with all loads taking `factor` times as long, and other fields changed."""
         models = {
             name: Model(m.nbytes, m.load_s * factor, m.compute_s, m.layers)
             for name, m in self.models.items()
         }
-        return Profile(models, **{name: getattr(self, name) for name in _PLAIN})
+        return Profile(models, **{name: getattr(self, name) for name in _PLAIN} | changes)
 
     def with_memory(self, memory_bytes: int) -> Profile:
         """The same models on a device of another size."""

@@ -35,7 +35,8 @@ class Ran(NamedTuple):
 
 @dataclass
 class Report:
-    """Seconds are virtual but for `wall_s`. service: device seconds by tenant, as the ledger has it."""
+    """Seconds are virtual but for `wall_s`. service: device seconds by tenant, as the ledger has it.
+    control_s: that executors waited from a decision to the start of what was decided."""
 
     system: str
     executors: int
@@ -48,6 +49,8 @@ class Report:
     seconds: float = 0.0
     device_s: float = 0.0
     stalled_s: float = 0.0
+    transfer_s: float = 0.0
+    control_s: float = 0.0
     dispatches: int = 0
     invocations: int = 0
     events: int = 0
@@ -57,12 +60,16 @@ class Report:
     weight_byte_s: float = 0.0
     wall_s: float = 0.0
 
-    def attainment(self, solo_s: Mapping[str, float], slo_scale: float) -> float:
-        """Share of all requests that finished within that multiple of their tenant's solo latency."""
-        if not self.arrived:
-            return 1.0
-        good = sum(f.latency_s <= slo_scale * solo_s[f.tenant] for f in self.finished)
-        return good / self.arrived
+    def attainment(
+        self, solo_s: Mapping[str, float], slo_scale: float, since: float = 0.0
+    ) -> float:
+        """Share of the requests that finished within that multiple of their tenant's solo latency; of
+        those that arrived from `since` on. What has not finished has missed it."""
+        asked = sum(f.arrived >= since for f in self.finished) + self.unfinished
+        good = sum(
+            f.latency_s <= slo_scale * solo_s[f.tenant] for f in self.finished if f.arrived >= since
+        )
+        return good / asked if asked else 1.0
 
     def latency_s(self, share: float) -> float:
         """Latency that this share of the finished requests stayed within, seconds."""

@@ -21,6 +21,10 @@ from .sd3.controlnet import sd3_controlnet_workflow
 from .sd3.image_to_image import sd3_image_workflow
 from .sd3.inpainting import sd3_inpainting_workflow
 from .sd3.text_to_image import sd3_workflow
+from .sdxl.controlnet import sdxl_controlnet_workflow
+from .sdxl.image_to_image import sdxl_image_workflow
+from .sdxl.inpainting import sdxl_inpainting_workflow
+from .sdxl.text_to_image import sdxl_workflow
 from .z_image.controlnet import (
     z_image_controlnet_inpainting_workflow,
     z_image_controlnet_workflow,
@@ -65,6 +69,16 @@ FAMILIES = (
         },
         plain={TEXT: sd3_workflow, IMAGE: sd3_image_workflow, INPAINT: sd3_inpainting_workflow},
         controlled={TEXT: sd3_controlnet_workflow},
+    ),
+    Family(
+        pipelines={
+            "StableDiffusionXLPipeline": TEXT,
+            "StableDiffusionXLImg2ImgPipeline": IMAGE,
+            "StableDiffusionXLInpaintPipeline": INPAINT,
+            "StableDiffusionXLControlNetPipeline": TEXT,
+        },
+        plain={TEXT: sdxl_workflow, IMAGE: sdxl_image_workflow, INPAINT: sdxl_inpainting_workflow},
+        controlled={TEXT: sdxl_controlnet_workflow},
     ),
     Family(
         pipelines={

@@ -1,0 +1,256 @@
+"""Stable Diffusion XL with ControlNets, bit-identical to
+`diffusers.StableDiffusionXLControlNetPipeline`.
+
+Several add up as in `diffusers.MultiControlNetModel`. Their residuals are callback inputs of the UNet,
+which asks for them when its own down blocks have run: on two workers both run at once. In steps outside
+the control window the pipeline adds zeros; here ControlNets are not run at all.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from ...errors import LoadError, ParameterError
+from ...parameters import Maybe, Static
+from ...rules import Range
+from ...workflow import Workflow, workflow
+from ..denoising import seeded
+from ..folder import DiffusersFolder, read_component
+from ..per_controlnet import Scales, nth
+from ..spread import draw_images
+from .composing import MAX_SIDE, SDXL, Guidance, Images, Output, Steps, Text
+from .controlnet_parts import CONTROLNET, SDXLControlNet, draw_latents_for, prepare_control
+from .image_parts import SizedImage, SizedImages
+from .parts import MAX_CONTROLNETS, RESIDUALS
+
+Fraction = Annotated[Static[float], Range(0, 1)]
+
+# What residuals, latents and prompts have in common: a ControlNet must have the UNet's.
+_SHARED = (
+    "in_channels",
+    "block_out_channels",
+    "layers_per_block",
+    "cross_attention_dim",
+    "addition_embed_type",
+    "addition_time_embed_dim",
+    "projection_class_embeddings_input_dim",
+)
+
+
+@dataclass(frozen=True)
+class _Net:
+    source: str
+    part: str | None  # None: the model's own folder
+    config: Mapping[str, Any]
+
+
+class Controls:
+    """The ControlNets of a workflow, in order. images, scales: the rules of the parameters."""
+
+    def __init__(self, sdxl: SDXL, nets: list[_Net]):
+        self._sdxl = sdxl
+        self._nets = nets
+        self._several = len(nets) > 1
+        limits = SizedImage(least=sdxl.factor, most=MAX_SIDE)
+        self.images: Any = SizedImages(len(nets), limits, sdxl.factor) if self._several else limits
+        self.scales: Any = Scales(len(nets)) if self._several else Range(-10, 10)
+
+    def prepared(
+        self,
+        control_image: Any,
+        num_images: int,
+        height: int | None,
+        width: int | None,
+        text: Text,
+    ) -> list[Any]:
+        """Inside a workflow: what each ControlNet takes."""
+        for_both = text.batch_scale is not None
+        return [
+            prepare_control(
+                self._of(control_image, number),
+                num_images,
+                height,
+                width,
+                self._sdxl.factor,
+                for_both,
+            )
+            for number in range(len(self._nets))
+        ]
+
+    def composer(
+        self, control: list[Any], scale: Any, num_steps: int, start: float, end: float
+    ) -> Callable[[int, int, dict[str, Any]], dict[str, Any]]:
+        """Inside a workflow: composes the ControlNets of a forward and gives what the UNet takes of them.
+
+        start, end: the window, as fractions of the steps.
+        """
+        options = self._sdxl.options
+        models = [
+            SDXLControlNet(net.source, **({"part": net.part} if net.part else {}), **options)
+            for net in self._nets
+        ]
+
+        def compose(step: int, forward: int, common: dict[str, Any]) -> dict[str, Any]:
+            # As the pipeline compares: it scales by zero what is outside.
+            if step / num_steps < start or (step + 1) / num_steps > end:
+                return {}
+            return {
+                RESIDUALS[number]: model(
+                    **common,
+                    control=control[number],
+                    conditioning_scale=self._of(scale, number),
+                )
+                for number, model in enumerate(models)
+            }
+
+        return compose
+
+    def _of(self, values: Any, number: int) -> Any:
+        return nth(values, number) if self._several else values
+
+
+def sdxl_controlnet_workflow(
+    folder: DiffusersFolder,
+    *,
+    name: str,
+    dtype: str | None = None,
+    controlnets: tuple[str, ...] = (),
+    num_steps: int = 50,
+    height: int | None = None,
+    width: int | None = None,
+    guidance_scale: float = 5.0,
+    sizes: tuple[int, ...] | None = None,
+) -> Workflow:
+    """The workflow of a Stable Diffusion XL folder with ControlNets. Defaults are the pipeline's own.
+
+    controlnets: folders or hub ids of the ControlNets; none: the folder holds one or several (it is one
+        of a StableDiffusionXLControlNetPipeline). With several, control_image is a list of as many
+        images and controlnet_conditioning_scale one number or a list.
+    height, width: None: those of the control image, rounded down to what the VAE takes.
+    sizes, negative_prompt, split_guidance: as in text to image.
+    """
+    sdxl = SDXL(folder, dtype, begins=False)
+    controls = find_controls(sdxl, controlnets)
+    side = sdxl.side(sizes)
+
+    def compose(
+        *,
+        prompt: Annotated[str, sdxl.prompt],
+        negative_prompt: Annotated[Maybe[str | None], sdxl.negative_prompt] = None,
+        control_image: Annotated[Any, controls.images],
+        seed: int = 0,
+        num_steps: Steps = num_steps,
+        height: Annotated[Static[int | None], side] = height,
+        width: Annotated[Static[int | None], side] = width,
+        guidance_scale: Guidance = guidance_scale,
+        controlnet_conditioning_scale: Annotated[Any, controls.scales] = 1.0,
+        control_guidance_start: Fraction = 0.0,
+        control_guidance_end: Fraction = 1.0,
+        num_images: Images = 1,
+        spread: Static[bool] = False,
+        loras: Annotated[Static[Any], sdxl.loras] = (),
+        split_guidance: Static[bool] = False,
+        output_type: Output = "pil",
+    ) -> Any:
+        """Stable Diffusion XL with ControlNets, text and control images to image."""
+        if control_guidance_start >= control_guidance_end:
+            raise ParameterError(
+                f"workflow {name!r}: control_guidance_start={control_guidance_start:g} is not below "
+                f"control_guidance_end={control_guidance_end:g}; the pipeline wants a window"
+            )
+        batch = 1 if spread else num_images
+        text = sdxl.text(prompt, negative_prompt, batch, guidance_scale, split_guidance, loras)
+        control = controls.prepared(control_image, batch, height, width, text)
+
+        def draw(seed: Any, images: int) -> Any:
+            schedule, steps = sdxl.schedule(text.like, num_steps)
+            latents, state = draw_latents_for(
+                control[0],
+                seeded(seed),
+                schedule,
+                text.like,
+                images,
+                sdxl.channels,
+                sdxl.factor,
+            )
+            controlled = controls.composer(
+                control,
+                controlnet_conditioning_scale,
+                len(steps),
+                control_guidance_start,
+                control_guidance_end,
+            )
+            latents = sdxl.denoise(
+                latents,
+                schedule,
+                steps,
+                text,
+                guidance_scale,
+                state,
+                loras,
+                each_forward=controlled,
+            )
+            return sdxl.picture(latents, output_type)
+
+        return draw_images(draw, seed, num_images, spread)
+
+    made: Workflow = workflow(name=name, replace=True)(compose)
+    return made
+
+
+def find_controls(sdxl: SDXL, controlnets: tuple[str, ...]) -> Controls:
+    """The ControlNets of these folders or hub ids; of none: those that the folder holds.
+
+    LoadError unless all are of the supported class and fit the UNet.
+    """
+    folder = sdxl.folder
+    if controlnets:
+        found = [read_component(source) for source in controlnets]
+        nets = [_Net(each.source, None, each.config) for each in found]
+    else:
+        nets = [_Net(folder.source, part, folder.config(part)) for part in _parts(folder)]
+    if len(nets) > MAX_CONTROLNETS:
+        raise LoadError(
+            f"{folder.source!r} takes at most {MAX_CONTROLNETS} ControlNets at a time, not "
+            f"{len(nets)}; leave some out"
+        )
+    for net in nets:
+        _check_fit(net, sdxl)
+    return Controls(sdxl, nets)
+
+
+def _parts(folder: DiffusersFolder) -> list[str]:
+    """Where a pipeline's ControlNets lie, as MultiControlNetModel.save_pretrained puts them."""
+    parts = ["controlnet"]
+    while (folder.path / f"controlnet_{len(parts)}").is_dir():
+        parts.append(f"controlnet_{len(parts)}")
+    return parts
+
+
+def _check_fit(net: _Net, sdxl: SDXL) -> None:
+    """LoadError unless the ControlNet is of the supported class and made for such a UNet."""
+    config, source, unet = net.config, net.source, sdxl.unet_config
+    if config.get("_class_name") != CONTROLNET:
+        raise LoadError(
+            f"{source!r}: the ControlNet is a {config.get('_class_name')}; supported: {CONTROLNET}, "
+            "several as a list of their folders: controlnet=[...]"
+        )
+    compared = [(name, config.get(name), unet.get(name)) for name in _SHARED]
+    # The control image is made as small as the latents.
+    shrinks = 2 ** (len(config.get("conditioning_embedding_out_channels", range(4))) - 1)
+    for name, its, wanted in compared:
+        if its != wanted:
+            raise LoadError(
+                f"{source!r}: the ControlNet has {name}={its}, the UNet {wanted}; use a ControlNet made "
+                "for this model"
+            )
+    if shrinks != sdxl.factor:
+        raise LoadError(
+            f"{source!r}: the ControlNet makes an image {shrinks} times smaller, the VAE {sdxl.factor} "
+            "times; use a ControlNet made for this model"
+        )
+    if config.get("global_pool_conditions"):
+        raise LoadError(
+            f"{source!r}: the ControlNet has global_pool_conditions, which makes the pipeline guess "
+            "without a prompt; that has no workflow here"
+        )

@@ -1,0 +1,144 @@
+"""Stable Diffusion XL inpainting, bit-identical to `diffusers.StableDiffusionXLInpaintPipeline`.
+
+Both forms: a UNet made for it, which gets mask and masked image as more channels (9), and any other
+(4 channels), where what is outside the mask is put back after each step.
+"""
+
+from typing import Annotated, Any
+
+from ...errors import LoadError
+from ...parameters import Maybe, Static
+from ...workflow import Workflow, workflow
+from ..denoising import seeded
+from ..folder import DiffusersFolder
+from ..input_image import InputImage, MaskImage
+from ..spread import draw_images
+from .composing import SDXL, Guidance, Images, Output, Steps
+from .image_parts import (
+    LATENTS,
+    keep_outside,
+    mask_latents,
+    outside,
+    prepare_mask,
+    prepare_pixels,
+    start_inpainting,
+    to_float,
+)
+from .image_to_image import Share
+
+# Channels of a UNet that gets latents, mask and masked image.
+_MADE_FOR_IT = 9
+
+
+def sdxl_inpainting_workflow(
+    folder: DiffusersFolder,
+    *,
+    name: str,
+    dtype: str | None = None,
+    num_steps: int = 50,
+    height: int | None = None,
+    width: int | None = None,
+    guidance_scale: float = 7.5,
+    strength: float = 0.9999,
+    sizes: tuple[int, ...] | None = None,
+) -> Workflow:
+    """The workflow of a Stable Diffusion XL folder that draws a part of an image anew.
+
+    Defaults are the pipeline's own. mask_image: white where the picture is drawn anew. strength: the
+    share of the steps that are taken. sizes, negative_prompt, split_guidance: as in text to image.
+    """
+    sdxl = SDXL(folder, dtype, scored=True)
+    sdxl.check_noising()
+    latent_channels = sdxl.vae_config["latent_channels"]
+    made_for_it = sdxl.channels == _MADE_FOR_IT
+    if sdxl.channels not in (LATENTS, _MADE_FOR_IT) or latent_channels != LATENTS:
+        raise LoadError(
+            f"{folder.source!r}: StableDiffusionXLInpaintPipeline takes UNets of {LATENTS} or "
+            f"{_MADE_FOR_IT} channels and VAEs of {LATENTS}, not {sdxl.channels} and {latent_channels}"
+        )
+    side = sdxl.side(sizes)
+
+    def compose(
+        *,
+        prompt: Annotated[str, sdxl.prompt],
+        negative_prompt: Annotated[Maybe[str | None], sdxl.negative_prompt] = None,
+        image: Annotated[Any, InputImage()],
+        mask_image: Annotated[Any, MaskImage()],
+        seed: int = 0,
+        num_steps: Steps = num_steps,
+        height: Annotated[int, side] = height or sdxl.default_side,
+        width: Annotated[int, side] = width or sdxl.default_side,
+        guidance_scale: Guidance = guidance_scale,
+        strength: Share = strength,
+        num_images: Images = 1,
+        spread: Static[bool] = False,
+        loras: Annotated[Static[Any], sdxl.loras] = (),
+        split_guidance: Static[bool] = False,
+        output_type: Output = "pil",
+    ) -> Any:
+        """Stable Diffusion XL, inpainting."""
+        batch = 1 if spread else num_images
+        text = sdxl.text(prompt, negative_prompt, batch, guidance_scale, split_guidance, loras)
+        pixels = to_float(prepare_pixels(image, height, width, sdxl.factor))
+        mask = prepare_mask(mask_image, height, width, sdxl.factor)
+        encoder = sdxl.encoder()
+
+        def draw(seed: Any, images: int) -> Any:
+            state, original = seeded(seed), None
+            if not made_for_it or strength < 1:
+                encoded = encoder(pixels, state, text.like, centred=False)
+                original, state = encoded.latents, encoded.generator_state_after
+            schedule, steps = sdxl.schedule(text.like, num_steps, strength)
+            latents, noise, originals, state = start_inpainting(
+                original,
+                state,
+                schedule,
+                steps.start,
+                strength,
+                images,
+                height,
+                width,
+                sdxl.factor,
+                text.like,
+            )
+            # Always encoded: a scheduler that adds noise goes on where this has stopped drawing.
+            encoded = encoder(outside(pixels, mask), state, text.like, centred=False)
+            masked, state = encoded.latents, encoded.generator_state_after
+            for_both = made_for_it and text.batch_scale is not None
+            small_mask, masked = mask_latents(
+                mask,
+                masked if made_for_it else None,
+                images,
+                height,
+                width,
+                sdxl.factor,
+                for_both,
+                text.like,
+            )
+
+            def each_forward(*_: Any) -> dict[str, Any]:
+                return {"inpainting": (small_mask, masked)} if made_for_it else {}
+
+            def after_step(latents: Any, schedule: Any, step: int) -> Any:
+                if made_for_it:
+                    return latents
+                following = step + 1 if step + 1 < steps.stop else None
+                return keep_outside(latents, schedule, following, originals, noise, small_mask)
+
+            latents = sdxl.denoise(
+                latents,
+                schedule,
+                steps,
+                text,
+                guidance_scale,
+                state,
+                loras,
+                each_forward=each_forward,
+                after_step=after_step,
+            )
+            return sdxl.picture(latents, output_type)
+
+        return draw_images(draw, seed, num_images, spread)
+
+    made: Workflow = workflow(name=name, replace=True)(compose)
+    return made

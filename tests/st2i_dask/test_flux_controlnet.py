@@ -14,10 +14,9 @@ from PIL import Image
 import st2i_dask as st2i
 from st2i_dask.catalogue.flux.controlnet_parts import VaeEncoder
 from st2i_dask.catalogue.flux.parts import FluxTransformer, VaeDecoder
-from st2i_dask.invocation import BoundTask
-from st2i_dask.outputs import TaskOutputs
 
 from .controlnets import FORMS, reference, save_all
+from .running import run_here
 
 TIMEOUT = 120
 
@@ -101,44 +100,6 @@ def check(ours, form_folder, dtype, parameters):
     assert ours.shape == (3, parameters["height"], parameters["width"])
     assert torch.equal(ours.float(), theirs.float())
     assert ours.std() > 0.01  # not a constant picture, which would prove nothing
-
-
-class _Done:
-    """A producer that has ended."""
-
-    def __init__(self, outputs):
-        self._outputs = outputs
-
-    def outputs(self):
-        return self._outputs
-
-    def items(self, export):
-        return None
-
-
-_components = {}
-
-
-@torch.no_grad()
-def run_here(workflow, **parameters):
-    """The result of a request, its tasks run one after another in this process."""
-    request = workflow.request(output_type="pt", **parameters)
-    results = {}
-    for key, task in request.tasks.items():
-        packed, values, about, callbacks, *dependencies = task.args
-        made = BoundTask(
-            packed,
-            values,
-            about,
-            [results[dependency.key] for dependency in dependencies],
-            [_Done(results[callback]) for callback in callbacks],
-        )
-        model_fn = made.model_fn
-        if model_fn.model_key not in _components:
-            _components[model_fn.model_key] = model_fn.load_model(model_fn.model_path)
-        result = made.evaluate(_components[model_fn.model_key])
-        results[key] = result if key == request.key else TaskOutputs(result)
-    return results[request.key]
 
 
 @pytest.mark.parametrize(("form", "dtype", "parameters"), CASES)

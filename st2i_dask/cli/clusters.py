@@ -94,7 +94,7 @@ def running_cluster(address: str) -> Iterator[Client]:
     from distributed import Client
 
     quiet_logs()
-    _check_reachable(address)
+    check_reachable(address)
     try:
         client = Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
     except (OSError, ValueError, TypeError) as error:  # TimeoutError is an OSError
@@ -114,7 +114,7 @@ def running_cluster(address: str) -> Iterator[Client]:
         yield client
 
 
-def _check_reachable(address: str) -> None:
+def check_reachable(address: str) -> None:
     """AttachError when nothing listens there. A Client that fails later leaves a trace of its own."""
     import socket
 

@@ -1,7 +1,7 @@
 """Tiny LoRA adapters with random matrices, none of them zero, in the formats that loaders meet.
 
-`save_lora` writes what Diffusers saves today, for any pipeline; the others are FLUX.1's, as Kohya's
-scripts and Diffusers of old save them.
+`save_lora` writes what Diffusers saves today, for any pipeline; the others write what Kohya's scripts and
+Diffusers of old save, for FLUX.1 or SDXL.
 """
 
 from __future__ import annotations
@@ -92,6 +92,26 @@ def save_kohya_flux_lora(
             name = module.removeprefix("text_model.").replace(".", "_")
             add(f"lora_te1_text_model_{name}", *pair)
     return _save(path, tensors, {"ss_network_module": "networks.lora_flux"})
+
+
+def save_kohya_sdxl_lora(
+    path: str | Path, pipeline: Any, *, alpha: float = 2.0, **options: Any
+) -> Path:
+    """An adapter for an SDXL UNet and its text encoders as Kohya's scripts name them."""
+    import torch
+
+    tensors: dict[str, Any] = {}
+    models = {"unet": pipeline.unet, "te1": pipeline.text_encoder, "te2": pipeline.text_encoder_2}
+    texts = ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2")
+    for prefix, model in models.items():
+        targets = ("to_q", "to_k", "to_v", "to_out.0") if prefix == "unet" else texts
+        for module, (down, up) in matrices(model, targets, **options).items():
+            start = "" if prefix == "unet" else "text_model_"
+            name = f"lora_{prefix}_{start}{module.removeprefix('text_model.').replace('.', '_')}"
+            tensors[f"{name}.lora_down.weight"] = down
+            tensors[f"{name}.lora_up.weight"] = up
+            tensors[f"{name}.alpha"] = torch.tensor(alpha)
+    return _save(path, tensors, {"ss_network_module": "networks.lora"})
 
 
 def matrices(

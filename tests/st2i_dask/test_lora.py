@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import re
 import shutil
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -424,8 +426,6 @@ class Layer:
 
 
 def test_threads_with_equal_scales_overlap_and_others_wait():
-    import threading
-
     layer = Layer()
     loaded = LoadedAdapters([layer], ["a", "b"])
     inside, wrong = [], []
@@ -447,18 +447,19 @@ def test_threads_with_equal_scales_overlap_and_others_wait():
         for a, b in scales:
             with loaded.scaled([a, b]):
                 inside.append(1)
+                time.sleep(0)  # lets others run
                 if layer.scales != {"a": a, "b": b}:
                     wrong.append((layer.scales, a, b))
 
     threads = [
-        threading.Thread(target=run, args=(rng.integers(0, 3, (200, 2)).tolist(),))
+        threading.Thread(target=run, args=(rng.integers(0, 3, (100, 2)).tolist(),))
         for _ in range(4)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(30)
-    assert len(inside) == 800
+    assert len(inside) == 400
     assert not wrong
 
 

@@ -12,6 +12,7 @@ from collections import Counter
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 from st2i_dask.catalogue import tiny, tiny_lora
@@ -346,6 +347,22 @@ def test_idle_adapters_go_when_memory_is_short_and_the_base_stays(folder, files)
             store._check()
         names = sorted(row["model"].rpartition(", ")[2][0] for row in store.models())
         assert names == ["a", "c"]
+
+
+def test_the_smallest_adapter_counts(folder, root):
+    """There may be hundreds of them beside one model."""
+    base = pipeline(folder, "float32")
+    path = root / "small.safetensors"
+    small = tiny_lora.save_lora(path, base, targets=["x_embedder"], rank=1)
+    with store_of(NO_LIMIT) as store:
+        for loras in ([], [small]):
+            with store.lease(model(folder, *loras)):
+                pass
+        plain, with_adapter = sorted(row["nbytes"] for row in store.models())
+        assert 0 < with_adapter - plain < 0.01 * plain
+        sizes = [tensor.nbytes for tensor in load_file(small).values()]
+        # Each is as far from a multiple of 64 bytes as in its file.
+        assert sum(sizes) <= with_adapter - plain < sum(sizes) + 64 * len(sizes)
 
 
 def test_what_is_forgotten_leaves_nothing(folder, files, root):

@@ -46,6 +46,8 @@ def flux2_klein(
             axes_dims_rope=[4, 4, 4, 4],
             guidance_embeds=False,
         )
+        # As made, the prompt would hardly matter.
+        transformer.context_embedder.weight.data.mul_(50)
         vae = AutoencoderKLFlux2(
             down_block_types=("DownEncoderBlock2D",) * 2,
             up_block_types=("UpDecoderBlock2D",) * 2,

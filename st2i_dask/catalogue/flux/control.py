@@ -61,11 +61,8 @@ class Controls:
         self.modes: Any = None
         if any(limits):
             self.modes = Modes(limits) if several else Range(0, limits[0] - 1)
-        # FluxMultiControlNetModel zips: the shortest counts. Without singles of the first there are none.
-        doubles = min(net.config["num_layers"] for net in nets)
-        singles = [n for net in nets if (n := net.config.get("num_single_layers"))]
+        # FluxMultiControlNetModel adds to what the first gives: without its singles there are none.
         self._has_singles = bool(first.config.get("num_single_layers"))
-        self._lengths = (doubles, min(singles, default=None)) if several else None
 
     def hints(
         self,
@@ -115,8 +112,6 @@ class Controls:
             if done / len(steps) < start or (done + 1) / len(steps) > end:
                 return {}
             inputs: dict[str, Any] = {"controlnet_blocks_repeat": self._nets[0].takes_pixels}
-            if self._lengths is not None:
-                inputs["controlnet_lengths"] = self._lengths
             for number, (net, hint) in enumerate(zip(nets, hints, strict=True)):
                 has_modes = bool(self._nets[number].config.get("num_mode"))
                 made = net(

@@ -68,8 +68,7 @@ class FluxTransformer(PipelinePart):
     """One denoising step: packed latents (images, tokens, channels) to the predicted velocity.
 
     The residuals of ControlNets are callback inputs: each is fetched after the block it is added to,
-    and the ControlNets' own are added in their order. controlnet_lengths: how many residuals there are
-    for double and single blocks; None: as many as the ControlNet has.
+    and those of several are summed in the ControlNets' order.
     """
 
     parts = frozenset({"transformer"})
@@ -85,7 +84,6 @@ class FluxTransformer(PipelinePart):
         for names in zip(DOUBLES, SINGLES, strict=True):
             for name in names:
                 self.add_input(name, callback=True, optional=True)
-        self.add_input("controlnet_lengths", optional=True)
         self.add_input("controlnet_blocks_repeat", optional=True)
         self.add_output("noise_pred")
 
@@ -93,10 +91,9 @@ class FluxTransformer(PipelinePart):
         transformer = pipeline.transformer
         latents = inputs["latents"]
         guidance = guidance_of(transformer, inputs["guidance_scale"], latents)
-        lengths = inputs.get("controlnet_lengths") or (None, None)
         doubles, singles = (
-            summed([inputs[name] for name in names if inputs.get(name) is not None], length)
-            for names, length in zip((DOUBLES, SINGLES), lengths, strict=True)
+            summed([inputs[name] for name in names if inputs.get(name) is not None])
+            for names in (DOUBLES, SINGLES)
         )
         with transformer.cache_context("cond"):
             noise_pred = transformer(

@@ -15,6 +15,8 @@ from worker_plugin.weight_cache import Evict, Load, Mode, WeightCache
 from ..errors import ParameterError
 from .profiles import Model, Profile
 
+#: Modes in which the beginning and the end of a run that misses nothing move nothing.
+_KEEPING: tuple[Mode, ...] = ("elastic", "mcache", "wcache")
 WHOLE_MODES: tuple[Mode, ...] = ("mcache", "wcache", "nocache")
 
 
@@ -109,6 +111,9 @@ class Device:
         self._loaded_at = 0.0
         self._link_free = 0.0
         self._runs = 0
+        # A run that finds all its layers moves nothing: only that it was used is told, and late.
+        self._used: dict[str, None] | None = {} if catalogue.mode in _KEEPING else None
+        self._there = dict.fromkeys(catalogue.weights, 0)
 
     @property
     def free_bytes(self) -> int:
@@ -117,6 +122,12 @@ class Device:
     def run(self, task: str, compute_s: float, factor: float, now: float) -> Took:
         """A run of that task begins. compute_s: of one invocation; factor: on what is computed."""
         cache, names = self.cache, self._catalogue.tasks[task]
+        if self._used is not None:
+            if self._is_whole(names):
+                self._used.pop(task, None)
+                self._used[task] = None
+                return Took(compute_s, compute_s, 0.0, True)
+            self._tell_used(now)
         self._runs += 1
         number = self._runs
         while self._load is not None and self._loaded_at <= now:
@@ -133,6 +144,23 @@ class Device:
         if self._changed:
             self._renew()
         return Took(ends - now, compute_s, max(0.0, ends - now - compute_s), whole)
+
+    def _is_whole(self, names: Sequence[str]) -> bool:
+        loading = self._load.weights if self._load is not None else None
+        weights = self._catalogue.weights
+        return all(
+            self._there[name] == weights[name].model.layers and name != loading for name in names
+        )
+
+    def _tell_used(self, now: float) -> None:
+        """Runs that found all their layers since the last one that did not, in order of last use."""
+        assert self._used is not None
+        for task in self._used:
+            self._runs += 1
+            names = self._catalogue.tasks[task]
+            self._obey(self.cache.begin(self._runs, names, now), now)
+            self._obey(self.cache.end(self._runs, now), now)
+        self._used.clear()
 
     def clear(self, now: float) -> None:
         """Nothing stays."""
@@ -180,6 +208,7 @@ class Device:
             self._changed.add(what.weights)
             if isinstance(what, Evict):
                 self.weight_bytes -= nbytes
+                self._there[what.weights] -= 1
                 continue
             self._load = what
             self._loaded_at = max(now, self._link_free) + weights.layer_load_s
@@ -187,6 +216,7 @@ class Device:
             self.weight_bytes += nbytes
             self.loaded_bytes += nbytes
             self.loads += 1
+            self._there[what.weights] += 1
 
     def _renew(self) -> None:
         """The missing shares of the tasks whose weights came or went."""

@@ -35,7 +35,7 @@ class Ran(NamedTuple):
 
 @dataclass
 class Report:
-    """Seconds are virtual but for `wall_s`. service: device seconds by tenant, as the ledger has it.
+    """Seconds are virtual but for `cpu_s`, of the core that simulated. service: device seconds by tenant, as the ledger has it.
     control_s: that executors waited from a decision to the start of what was decided."""
 
     system: str
@@ -58,7 +58,7 @@ class Report:
     runs_hidden: int = 0
     loaded_bytes: int = 0
     weight_byte_s: float = 0.0
-    wall_s: float = 0.0
+    cpu_s: float = 0.0
 
     def attainment(
         self, solo_s: Mapping[str, float], slo_scale: float, since: float = 0.0

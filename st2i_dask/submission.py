@@ -30,8 +30,11 @@ def submit_requests(client: Client, requests: Sequence[Request]) -> list[Future]
     return send(client, requests)
 
 
-def send(client: Client, requests: Sequence[Request]) -> list[Future]:
-    """Submit the graphs in one message, unasked; for a client of any kind whose cluster is attached."""
+def send(client: Client, requests: Sequence[Request], also: Sequence[str] = ()) -> list[Future]:
+    """Submit the graphs in one message, unasked; for a client of any kind whose cluster is attached.
+
+    also: keys of other tasks whose futures are wanted; these come after those of the requests.
+    """
     tasks: dict[str, Any] = {}
     annotations: dict[str, dict[str, Any]] = {}
     for number, request in enumerate(requests):
@@ -41,5 +44,5 @@ def send(client: Client, requests: Sequence[Request]) -> list[Future]:
             annotations[key] = {**annotation, "number": number}
     # The scheduler calls an annotation's value with each key.
     with dask.annotate(**{ANNOTATION: annotations.get}):
-        futures: list[Future] = client.get(tasks, [r.key for r in requests], sync=False)
+        futures: list[Future] = client.get(tasks, [*(r.key for r in requests), *also], sync=False)
     return futures

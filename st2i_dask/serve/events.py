@@ -30,7 +30,7 @@ async def events(
     preview: asyncio.Future[Any] = asyncio.ensure_future(job.previews.get())
     try:
         yield b": the request is taken\n\n"
-        while not ended.done():
+        while not (ended.done() and not preview.done()):
             done, _ = await asyncio.wait(
                 {ended, preview}, timeout=_QUIET_S, return_when=asyncio.FIRST_COMPLETED
             )

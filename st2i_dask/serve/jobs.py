@@ -36,7 +36,7 @@ class Cluster(Protocol):
     @property
     def up(self) -> bool: ...
 
-    async def submit(self, requests: Sequence[Request]) -> list[Any]: ...
+    async def submit(self, requests: Sequence[Request], also: Sequence[str] = ()) -> list[Any]: ...
 
     async def prospects(self, names: Sequence[str]) -> dict[str, dict[str, Any]]: ...
 
@@ -227,9 +227,22 @@ class Jobs:
         futures: list[Any] = []
         try:
             async with asyncio.timeout(self._limits.request_s):
-                futures = await self._cluster.submit(job.wanted.requests)
+                shown = job.wanted.previews
+                futures = await self._cluster.submit(
+                    job.wanted.requests, [preview.key for preview in shown]
+                )
                 job.sent = True
-                images = await _all(futures)
+                count = len(job.names)
+                showing = [
+                    asyncio.create_task(self._show(job, future, preview.export))
+                    for future, preview in zip(futures[count:], shown, strict=True)
+                ]
+                try:
+                    images = await _all(futures[:count])
+                    await asyncio.gather(*showing)
+                finally:
+                    for task in showing:
+                        task.cancel()
                 job.sizes = [getattr(image, "size", (0, 0)) for image in images]
                 made = await asyncio.gather(*(self._encode(job, image) for image in images))
                 kind = job.wanted.output_format
@@ -254,6 +267,16 @@ class Jobs:
                 del self._open[job.tenant]
             job.ended_at = self._clock()
             job.ended.set()
+
+    async def _show(self, job: Job, future: Any, export: int) -> None:
+        """Encode a preview for who watches. One that fails is left out: its request fails or not."""
+        try:
+            outputs = await future
+            preview = outputs.values[export]
+            data = await self._encode(job, preview.image)
+            job.previews.put_nowait((preview.number, data))
+        except (Exception, concurrent.futures.CancelledError) as error:
+            logger.info("no preview of %s: %r", job.id, error)
 
     def _encode(self, job: Job, image: Any) -> asyncio.Future[bytes]:
         wanted = job.wanted

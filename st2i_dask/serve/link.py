@@ -11,6 +11,7 @@ from typing import Any
 
 from distributed import Client, Future
 
+from ..cli.clusters import check_reachable
 from ..cluster import attach
 from ..errors import LimitError, St2iError
 from ..request import Request
@@ -54,13 +55,13 @@ class Link:
                 await self._keeper
         await self._drop()
 
-    async def submit(self, requests: Sequence[Request]) -> list[Future]:
-        """Send requests. LimitError over a tenant's cap; ApiError 503 while there is no scheduler."""
+    async def submit(self, requests: Sequence[Request], also: Sequence[str] = ()) -> list[Future]:
+        """Send requests; futures of their results, and of the tasks with the keys `also`. LimitError over a tenant's cap; ApiError 503 while there is no scheduler."""
         counts = Counter(request.tenant for request in requests)
         refused = await self._ask("st2i_refusals", requests=dict(counts))
         if refused:
             raise LimitError("; ".join(refused.values()))
-        return send(self._running(), requests)
+        return send(self._running(), requests, also)
 
     async def prospects(self, names: Sequence[str]) -> dict[str, dict[str, Any]]:
         """Where requests stand, see `scheduler_plugin.prospects`; those that are over are left out."""
@@ -132,5 +133,6 @@ class Link:
 
 def _prepare(address: str) -> None:
     """Make the cluster serve. In a thread: `attach` waits."""
+    check_reachable(address)
     with Client(address, timeout=_CONNECT_S, set_as_default=False) as client:
         attach(client)

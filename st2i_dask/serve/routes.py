@@ -199,9 +199,6 @@ def _check_stream(body: GenerationRequest | EditRequest) -> None:
     if body.partial_images and not body.stream:
         raise ApiError(400, "partial_images needs stream=true", code="invalid_value",
                        param="partial_images")  # fmt: skip
-    if body.partial_images:
-        raise ApiError(400, "partial_images is not supported yet; leave it out", code="unsupported",
-                       param="partial_images")  # fmt: skip
 
 
 def _takes_images(workflow: Any) -> bool:

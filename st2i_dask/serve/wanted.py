@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import St2iError
+from ..errors import ComposeError, St2iError
 from ..request import Request
 from ..workflow import Workflow
 from .limits import Limits
+from .previews import PreviewTask, preview_tasks, previewed
 from .problems import ApiError, of_exception
 from .schema import EditRequest, GenerationRequest
 
@@ -34,7 +35,7 @@ _RESERVED = frozenset({"num_images", "spread", "output_type", "prompt", "seed"})
 
 @dataclass(frozen=True)
 class Wanted:
-    """All that is needed to draw a client's request. requests: one an image."""
+    """All that is needed to draw a client's request. requests: one an image. previews: of the one."""
 
     model: str
     requests: list[Request]
@@ -43,6 +44,7 @@ class Wanted:
     compression: int | None
     as_url: bool
     quality: str
+    previews: list[PreviewTask]
 
 
 def wanted(
@@ -88,8 +90,13 @@ def wanted(
             param="n",
         )
     each = [{**values, **({} if seed is None else {"seed": seed})} for seed in seeds]
+    previews: list[PreviewTask] = []
     try:
         requests = [workflow.request(tenant, **one) for one in each]
+        if asked.partial_images:
+            shown = _previewed(workflow, asked.partial_images, each)
+            requests = [shown.request(tenant, **each[0])]
+            previews = preview_tasks(shown, requests[0], **each[0])
     except St2iError as error:
         raise of_exception(error, {**{name: name for name in known}, **said}) from None
     return Wanted(
@@ -100,7 +107,17 @@ def wanted(
         asked.output_compression,
         asked.response_format == "url",
         asked.quality or "auto",
+        previews,
     )
+
+
+def _previewed(workflow: Workflow, count: int, each: list[dict[str, Any]]) -> Workflow:
+    try:
+        if len(each) > 1:
+            raise ComposeError("partial images are for one image; ask for n=1")
+        return previewed(workflow, count, **each[0])
+    except ComposeError as error:
+        raise ApiError(400, str(error), code="invalid_value", param="partial_images") from None
 
 
 def _named(

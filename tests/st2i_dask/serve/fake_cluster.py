@@ -31,7 +31,7 @@ class FakeCluster:
         self.submitted, self.cancelled = [], []
         self.caps = {}
         self._open = {}  # name -> (tenant, task)
-        self._go = None
+        self._wanted = {}  # futures of other tasks by key
         self._held = False
         self._threads = ThreadPoolExecutor(2)
 
@@ -42,13 +42,16 @@ class FakeCluster:
         """From any thread."""
         self._held = False
 
-    async def submit(self, requests):
+    async def submit(self, requests, also=()):
         tenant = requests[0].tenant
         cap = self.caps.get(tenant)
         waiting = sum(1 for whose, _ in self._open.values() if whose == tenant)
         if cap is not None and waiting + len(requests) > cap:
             raise LimitError(f"tenant {tenant!r} has {waiting} queued requests, its limit is {cap}")
-        return [self._start(request) for request in requests]
+        futures = [self._start(request) for request in requests]
+        loop = asyncio.get_running_loop()
+        self._wanted.update({key: loop.create_future() for key in also})
+        return futures + [FakeFuture(key, self._wanted[key]) for key in also]
 
     def _start(self, request):
         name = request.key.rpartition("-")[2]
@@ -67,6 +70,8 @@ class FakeCluster:
             results[key] = await loop.run_in_executor(
                 self._threads, self._evaluate, task, results, key == request.key
             )
+            if key in self._wanted:
+                self._wanted.pop(key).set_result(results[key])
         return results[request.key]
 
     def _evaluate(self, task, results, final):

@@ -53,7 +53,18 @@ class Stroke(st2i.ModelFn):
         return {"drawn": inputs["pixels"] * np.float32(0.95)}
 
 
-_start, _stroke = Start(), Stroke()
+class Develop(st2i.ModelFn):
+    """What makes pixels of what was drawn."""
+
+    def setup_io(self) -> None:
+        self.add_input("drawn")
+        self.add_output("pixels")
+
+    def execute(self, model_components: Any, **inputs: Any) -> dict[str, Any]:
+        return {"pixels": inputs["drawn"]}
+
+
+_start, _stroke, _develop = Start(), Stroke(), Develop()
 
 Side = Annotated[int, st2i.Multiple(8, 8, 1024)]
 
@@ -73,7 +84,7 @@ def sketch(
     pixels = _start(prompt, seed, width, height)
     for step in range(num_steps):
         pixels = _stroke(prompt, pixels, step)
-    return st2i.to_image(pixels)
+    return st2i.to_image(_develop(pixels))
 
 
 class Copy(st2i.ModelFn):

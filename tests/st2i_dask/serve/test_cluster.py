@@ -8,6 +8,7 @@ import time
 
 import httpx
 import numpy as np
+import openai
 import pytest
 
 import st2i_dask as st2i
@@ -99,7 +100,7 @@ def test_progress_place_and_wait(served, client, tmp_path):
     until(lambda: state(served, mine[1])["queue_position"] == 2)
     found = state(served, mine[1])
     assert found["status"] == "queued"
-    assert found["progress"] == {"done": 0, "total": 4}
+    assert found["progress"] == {"done": 0, "total": 5}
     assert found["estimated_wait_s"] > 0
     go.touch()
     for name in mine:
@@ -157,6 +158,21 @@ def test_cancelled_at_every_stage_it_frees_its_executor_within_a_step(
     assert charged == 0 if stage == "queued" else charged < 0.1 * (done + 2) + 0.3
     for each in blocking:
         until(lambda each=each: state(served, each, key=BOB)["status"] == "completed")
+
+
+def test_partial_images_come_before_the_end(served):
+    with openai.OpenAI(base_url=f"{served.url}/v1", api_key=ALICE, timeout=60) as client:
+        stream = client.images.generate(
+            prompt="slow a star",
+            stream=True,
+            partial_images=3,
+            extra_body={"num_inference_steps": 12},
+        )
+        found = [(event.type, time.monotonic()) for event in stream]
+    *partial, (last, end) = found
+    assert last == "image_generation.completed"
+    assert [kind for kind, _ in partial] == ["image_generation.partial_image"] * 3
+    assert end - partial[0][1] > 0.5  # of the 1.2 s that 12 steps take
 
 
 def test_a_client_that_leaves_frees_its_executor(served, client, tmp_path):

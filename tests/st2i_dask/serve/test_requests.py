@@ -44,11 +44,11 @@ def test_a_detached_request_is_found_by_its_id(served):
     waiting = state(served, name)
     assert waiting["status"] == "queued"
     assert waiting["estimated_wait_s"] == 1.5
-    assert waiting["progress"] == {"done": 0, "total": 8}
+    assert waiting["progress"] == {"done": 0, "total": 10}
     served.cluster.release()
     until(lambda: state(served, name)["status"] == "completed")
     done = state(served, name)
-    assert done["progress"] == {"done": 8, "total": 8}
+    assert done["progress"] == {"done": 10, "total": 10}
     assert [each["seed"] for each in done["result"]["data"]] == [3, 4]
     assert done["result"]["data"][0]["b64_json"]
     listed = served.get("/v1/requests").json()["data"]

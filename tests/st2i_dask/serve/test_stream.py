@@ -6,6 +6,8 @@ import base64
 import io
 import json
 
+import numpy as np
+import pytest
 from PIL import Image
 
 from .conftest import ALICE
@@ -50,4 +52,30 @@ def test_a_failure_is_an_event(served):
 
 def test_what_is_wrong_is_refused_before_the_stream(served):
     assert error(served.draw(stream=True, n=20), 400)["param"] == "n"
-    assert error(served.draw(partial_images=1), 400)["param"] == "partial_images"
+    for fields in (
+        {"partial_images": 1},
+        {"partial_images": 4, "stream": True},
+        {"partial_images": 1, "stream": True, "n": 2},
+        {"partial_images": 1, "stream": True, "num_inference_steps": 1},
+        {"partial_images": 1, "stream": True, "model": "unseeded"},
+    ):
+        assert error(served.draw(**fields), 400)["param"] == "partial_images"
+
+
+def image_of(data):
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(data["b64_json"]))), np.float32)
+
+
+@pytest.mark.parametrize(("steps", "count", "shown"), [(4, 3, [1, 2, 3]), (4, 1, [2]), (2, 3, [1])])
+def test_partial_images_are_the_picture_after_earlier_steps(served, steps, count, shown):
+    """A step of the sketch takes 5 % of the light."""
+    found = events(served, seed=1, num_inference_steps=steps, partial_images=count)
+    *partial, (last, final) = found
+    assert last == "image_generation.completed"
+    assert [kind for kind, _ in partial] == ["image_generation.partial_image"] * len(shown)
+    assert [data["partial_image_index"] for _, data in partial] == list(range(len(shown)))
+    [(_, alone)] = events(served, seed=1, num_inference_steps=steps)
+    assert final["b64_json"] == alone["b64_json"]  # pixels and metadata
+    for step, (_, data) in zip(shown, partial, strict=True):
+        light = image_of(data).mean() / image_of(final).mean()
+        assert light == pytest.approx(0.95 ** (step - steps), abs=0.01)

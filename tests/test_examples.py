@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from PIL import Image
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -41,6 +43,28 @@ def test_quickstart_draws_its_star(tmp_path):
         verdict = judge(image, prompt)
     assert verdict.background
     assert verdict.colour
+
+
+def test_the_openai_client_gets_its_ring(tmp_path):
+    pytest.importorskip("openai")
+    command = [sys.executable, "-m", "st2i_dask.cli", "serve", "--port", "0", "--workers", "1"]
+    server = subprocess.Popen(
+        [*command, "--model", "gpt-image-1=shapes"], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        url = next(line.split()[1] for line in server.stdout if line.startswith("serving "))
+        printed = run("openai_client.py", url, "ring.png", cwd=tmp_path)
+        server.send_signal(signal.SIGINT)
+        server.communicate(timeout=60)
+    finally:
+        server.kill()
+        server.wait()
+    assert "ring.png" in printed
+    with Image.open(tmp_path / "ring.png") as image:
+        prompt = image.text["prompt"]
+        assert prompt == "a large red ring on a green background"
+        verdict = judge(image, prompt)
+    assert verdict.background
 
 
 def test_compose_ends_with_its_last_prompt(tmp_path):

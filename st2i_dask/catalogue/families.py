@@ -11,6 +11,8 @@ from .flux.controlnet import flux_controlnet_workflow
 from .flux.controlnet_image_to_image import flux_controlnet_image_workflow
 from .flux.image_to_image import flux_image_workflow, flux_inpainting_workflow
 from .flux.text_to_image import flux_workflow
+from .flux2_klein.inpainting import klein_inpainting_workflow
+from .flux2_klein.text_to_image import klein_edit_workflow, klein_workflow
 from .qwen_image.controlnet import qwen_image_controlnet_workflow
 from .qwen_image.image_to_image import (
     qwen_image_image_workflow,
@@ -59,6 +61,14 @@ FAMILIES = (
         },
         plain={TEXT: flux_workflow, IMAGE: flux_image_workflow, INPAINT: flux_inpainting_workflow},
         controlled={TEXT: flux_controlnet_workflow, IMAGE: flux_controlnet_image_workflow},
+    ),
+    Family(
+        pipelines={"Flux2KleinPipeline": TEXT, "Flux2KleinInpaintPipeline": INPAINT},
+        plain={
+            TEXT: klein_workflow,
+            IMAGE: klein_edit_workflow,
+            INPAINT: klein_inpainting_workflow,
+        },
     ),
     Family(
         pipelines={

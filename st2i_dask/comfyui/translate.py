@@ -42,6 +42,7 @@ def translate(
         controlnet=[models[control.file] for control in controls] or None,
         **options,
     )
+    known = {parameter.name for parameter in base.parameters}
     values = _values(sampling, folder.pipeline_class)
     pictures = [_open(images, control.image) for control in controls]
     if len(pictures) == 1:
@@ -58,8 +59,9 @@ def translate(
     if sampling.latent.picture is not None:
         values["image"] = _open(images, sampling.latent.picture)
         values["strength"] = sampling.denoise
-        values.setdefault("width", _multiple(values["image"].width))
-        values.setdefault("height", _multiple(values["image"].height))
+        if "width" in known:  # elsewhere the picture decides
+            values["width"] = _multiple(values["image"].width)
+            values["height"] = _multiple(values["image"].height)
     elif sampling.denoise != 1.0:
         raise LoadError(
             f"KSampler: denoise={sampling.denoise:g} with an empty latent; give it 1, or a picture "
@@ -67,7 +69,6 @@ def translate(
         )
     if sampling.model.loras:
         values["loras"] = [(str(models[lora.file]), lora.scale) for lora in sampling.model.loras]
-    known = {parameter.name for parameter in base.parameters}
     missing = sorted(values.keys() - known)
     if missing:
         raise LoadError(

@@ -6,12 +6,13 @@ import copy
 import json
 import re
 
+import diffusers
 import pytest
 import torch
 from PIL import Image
 
 import st2i_dask as st2i
-from st2i_dask.catalogue import tiny
+from st2i_dask.catalogue import tiny, tiny_lora, tiny_sdxl
 from st2i_dask.comfyui.graph import read_graph
 from st2i_dask.comfyui.nodes import MEANING, evaluate
 
@@ -188,6 +189,84 @@ def test_loras_in_the_order_of_the_chain():
         ("a.safetensors", 0.5),
         ("b.safetensors", 1.0),
     ]
+
+
+# ---------------------------------------------------------------- another family
+
+XL = "sd_xl_base_1.0.safetensors"
+
+
+def xl(**sampler):
+    sampler = {
+        "cfg": 5.5,
+        "sampler_name": "dpmpp_2m",
+        "scheduler": "karras",
+        "positive": ["7", 0],
+        **sampler,
+    }
+    made = plain(**sampler)
+    del made["10"]
+    made["4"] = node("CheckpointLoaderSimple", ckpt_name=XL)
+    made["5"] = node("EmptyLatentImage", width=64, height=64, batch_size=2)
+    made["8"] = node("CLIPTextEncode", text="blurred", clip=["4", 1])
+    return made
+
+
+@pytest.fixture(scope="module")
+def xl_folders(tmp_path_factory):
+    root = tmp_path_factory.mktemp("xl")
+    folder = tiny_sdxl.save_sdxl(root / "xl")
+    pipeline = diffusers.DiffusionPipeline.from_pretrained(folder)
+    lora = tiny_lora.save_lora(root / "ink.safetensors", pipeline, parts=("unet",))
+    return {XL: folder, "ink.safetensors": lora}
+
+
+DRAWN = dict(prompt="a cat", seed=7, num_steps=3, guidance_scale=5.5, negative_prompt="blurred")
+KARRAS = {"_class_name": "DPMSolverMultistepScheduler", "use_karras_sigmas": True}
+
+
+def test_sampler_guidance_and_negative_text_of_stable_diffusion_xl(xl_folders):
+    ours = run_here(load(xl(), xl_folders))
+    base = st2i.load(xl_folders[XL], scheduler=KARRAS)
+    assert torch.equal(ours, run_here(base, num_images=2, width=64, height=64, **DRAWN))
+    assert ours.shape == (2, 3, 64, 64)
+    other = run_here(load(xl(sampler_name="euler"), xl_folders))
+    assert not torch.equal(ours, other)
+
+
+def test_without_guidance_the_negative_text_has_no_say(xl_folders):
+    made = load(xl(cfg=1), xl_folders)
+    (negative,) = [p for p in made.parameters if p.name == "negative_prompt"]
+    assert negative.default != "blurred"
+
+
+def test_a_lora_and_a_picture_to_begin_with(xl_folders, edges):
+    value = xl(denoise=0.7, model=["30", 0], latent_image=["31", 0])
+    value["30"] = node(
+        "LoraLoader",
+        model=["4", 0],
+        clip=["4", 1],
+        lora_name="ink.safetensors",
+        strength_model=0.6,
+        strength_clip=0.6,
+    )
+    value["31"] = node("VAEEncode", pixels=["32", 0], vae=["4", 2])
+    value["32"] = node("LoadImage", image="edges.png")
+    ours = run_here(load(value, xl_folders, images=edges))
+    base = st2i.load(xl_folders[XL], task="image-to-image", scheduler=KARRAS)
+    with Image.open(edges / "edges.png") as image:
+        picture = image.convert("RGB")
+    given = dict(image=picture, strength=0.7, **DRAWN)
+    lora = xl_folders["ink.safetensors"]
+    assert torch.equal(ours, run_here(base, loras=[(lora, 0.6)], **given))
+    assert not torch.equal(ours, run_here(base, **given))
+
+
+def test_guidance_of_flux_is_refused_elsewhere(xl_folders):
+    value = xl(positive=["10", 0])
+    value["10"] = node("FluxGuidance", guidance=2.5, conditioning=["7", 0])
+    with pytest.raises(st2i.LoadError, match="FluxGuidance has no meaning for a StableDiffusionXL"):
+        load(value, xl_folders)
 
 
 # ---------------------------------------------------------------- what is refused

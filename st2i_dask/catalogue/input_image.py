@@ -5,7 +5,8 @@ Three forms, told apart on workers by dtype and dimensions alone:
 * a PIL image travels as uint8 (height, width, 3), and is resized like the pipeline resizes it;
 * an array of floats in [0, 1] travels as (height, width, 3), and is resized like the pipeline does;
 * a tensor (1, 3, height, width) in [-1, 1] travels as an array of that shape; the pipeline takes it
-  as it is, so it must have the size of the result.
+  as it is, so it must have the size of the result. A bfloat16 one travels as its bits, since the
+  pipeline computes in the dtype that it has.
 
 A mask is a PIL image and travels as uint8 (height, width).
 """
@@ -23,6 +24,8 @@ from ..errors import ParameterError
 from ..outputs import is_tensor
 from ..rules import NOTHING
 
+# The bits of a bfloat16 tensor travel as these.
+_BFLOAT16 = np.uint16
 _FLOATS = ("float16", "float32", "float64")
 
 
@@ -57,9 +60,11 @@ class InputImage:
     def _array(self, name: str, value: Any, values: Mapping[str, Any]) -> np.ndarray:
         if is_tensor(value):
             value = value.detach().cpu()
-            # NumPy knows no bfloat16; float32 holds it exactly.
-            exact = value.float() if str(value.dtype) == "torch.bfloat16" else value
-            return np.array(exact.numpy(), order="C")
+            if str(value.dtype) == "torch.bfloat16":  # which NumPy does not know
+                import torch
+
+                return np.array(value.contiguous().view(torch.int16).numpy().view(_BFLOAT16))
+            return np.array(value.numpy(), order="C")
         if isinstance(value, np.ndarray):
             return np.array(value[0] if value.ndim == 4 else value, order="C")
         size = _target(values)
@@ -151,7 +156,10 @@ def restore(array: np.ndarray) -> Any:
         return array
     import torch
 
-    return torch.from_numpy(np.array(array))  # what has travelled may be read-only
+    array = np.array(array)  # what has travelled may be read-only
+    if array.dtype == _BFLOAT16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
 
 
 def _listed(value: Any) -> list[Any]:

@@ -64,6 +64,8 @@ def preprocessed(image):
         torch.from_numpy(noise(1, 3, 48, 32)).transpose(2, 3),
         (torch.from_numpy(noise(1, 3, 32, 48)) * 2 - 1).bfloat16(),
         torch.full((1, 3, 32, 48), 1e-30, dtype=torch.bfloat16),
+        # Without a negative value it is taken for one in [0, 1], and scaled in its own dtype.
+        torch.from_numpy(noise(1, 3, 32, 48)).bfloat16(),
         torch.zeros(1, 3, 32, 48, dtype=torch.float64, requires_grad=True),
     ],
 )

@@ -191,15 +191,24 @@ _PLAIN = (str, int, float, bool)
 
 
 # Static parameters that say how many invocations there are, not what one costs.
-_NO_COST = frozenset({"num_steps", "control_guidance_start", "control_guidance_end"})
+_NO_COST = frozenset({"num_steps", "spread"})
 
 
 def _bucket(static: Mapping[str, Any]) -> str:
-    """What decides the cost of one invocation: sizes and the other static parameters, not steps."""
+    """What decides the cost of one invocation: sizes and the other static parameters, not steps.
+
+    A scale that steers the composition turns something on or off and makes the rest no dearer: of floats
+    only 0 and 1, which turn things off, are told apart from the others.
+    """
     rest = {name: value for name, value in sorted(static.items()) if name not in _NO_COST}
     width, height = rest.pop("width", None), rest.pop("height", None)
     size = [f"{width}x{height}"] if width and height else []
-    return " ".join(size + [f"{name}={value}" for name, value in rest.items()])
+    deciding = {
+        name: value
+        for name, value in rest.items()
+        if not isinstance(value, float) or value in (0.0, 1.0)
+    }
+    return " ".join(size + [f"{name}={value}" for name, value in deciding.items()])
 
 
 def _hashable(value: Any) -> Any:

@@ -55,8 +55,9 @@ class Adapters(tuple[Adapter, ...]):
 class Loras:
     """Rule: adapters for the pipeline of a folder. A list of (source, scale), or one source.
 
-    source: a safetensors file, a folder with exactly one, or "owner/repository/file.safetensors" on
-    the hub, in any format that the pipeline's own loader reads; scale: 1.0 where it is left out.
+    source: a safetensors file, a folder with exactly one, "owner/repository/file.safetensors" on the
+    hub, or "owner/repository" of one that has exactly one; in any format that the pipeline's own loader
+    reads. scale: 1.0 where it is left out.
     """
 
     folder: DiffusersFolder

@@ -25,7 +25,9 @@ _AHEAD = 16
 # Digests kept: a few bytes each.
 _KNOWN = 4096
 
-_ON_HUB = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)/(?P<file>.+\.safetensors)")
+_ON_HUB = re.compile(
+    r"(?P<repository>[\w.-]+/[\w.-]+)(/(?P<file>.+\.safetensors)|(?<!\.safetensors))"
+)
 _Key = tuple[int, int, int, int]
 
 _lock = threading.Lock()
@@ -37,22 +39,15 @@ _reader: threading.Thread | None = None
 def locate(source: str) -> tuple[str, Path]:
     """What workers get (an absolute path, or the hub's name as it is) and where the file is here.
 
-    source: a safetensors file, a folder with exactly one, or "owner/repository/file.safetensors" on
-    the hub. LoadError when there is no such file.
+    source: a safetensors file, a folder with exactly one, "owner/repository/file.safetensors" on the
+    hub, or "owner/repository" of one that has exactly one. LoadError when there is no such file.
     """
     path = Path(source)
     if not path.exists() and not path.is_absolute() and (named := _ON_HUB.fullmatch(source)):
         return source, _from_hub(source, named["repository"], named["file"])
     path = path.absolute()
     if path.is_dir():
-        files = sorted(path.glob(f"*{SUFFIX}"))
-        if len(files) != 1:
-            names = ", ".join(file.name for file in files) or "none"
-            raise LoadError(
-                f"{source!r} is a folder with {len(files)} {SUFFIX} files ({names}); an adapter is "
-                "one file: name it"
-            )
-        path = files[0]
+        path = _only(source, sorted(path.glob(f"*{SUFFIX}")))
     if not path.is_file():
         raise LoadError(
             f"adapter {source!r} is not there ({path}); give the path of a {SUFFIX} file that every "
@@ -63,14 +58,25 @@ def locate(source: str) -> tuple[str, Path]:
     return str(path), path
 
 
-def _from_hub(source: str, repository: str, file: str) -> Path:
+def _only(source: str, files: list[Path]) -> Path:
+    if len(files) != 1:
+        names = ", ".join(file.name for file in files) or "none"
+        raise LoadError(
+            f"{source!r} is a folder with {len(files)} {SUFFIX} files ({names}); an adapter is one "
+            "file: name it"
+        )
+    return files[0]
+
+
+def _from_hub(source: str, repository: str, file: str | None) -> Path:
     try:
-        path = hub.fetch(repository, [file], weights=True) / file
+        folder = hub.fetch(repository, [file or f"*{SUFFIX}"], weights=True)
     except hub.client_errors() as error:
         raise LoadError(
             f"adapter {source!r} is neither a file here nor one on the hub that can be reached "
             f"({type(error).__name__}); give the path of a {SUFFIX} file"
         ) from error
+    path = folder / file if file else _only(source, sorted(folder.rglob(f"*{SUFFIX}")))
     if not path.is_file():
         raise LoadError(
             f"hub repository {repository!r} has no file {file!r}; see its list of files"

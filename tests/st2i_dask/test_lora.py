@@ -409,9 +409,13 @@ def test_a_file_from_the_hubs_cache_is_found(folder, files, tmp_path, monkeypatc
     (repository / "snapshots" / commit / "sub").mkdir(parents=True)
     shutil.copy(files["peft"], repository / "snapshots" / commit / "sub" / "f.safetensors")
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: repository / "snapshots" / commit)  # fmt: skip
-    (made,) = Loras(read_folder(str(folder))).carry("loras", [("ada/film/sub/f.safetensors", 0.5)])
-    assert made.source == "ada/film/sub/f.safetensors"  # workers find it in their own cache
-    assert made.identity == lora_files.identity_of(files["peft"])
+    for source in ("ada/film/sub/f.safetensors", "ada/film"):
+        (made,) = Loras(read_folder(str(folder))).carry("loras", [(source, 0.5)])
+        assert made.source == source  # workers find it in their own cache
+        assert made.identity == lora_files.identity_of(files["peft"])
+    shutil.copy(files["peft"], repository / "snapshots" / commit / "g.safetensors")
+    with pytest.raises(st2i.ParameterError, match=r"2 .safetensors files \(g.safetensors, f.safe"):
+        Loras(read_folder(str(folder))).carry("loras", "ada/film")
 
 
 # ---------------------------------------------------------------- scales of a shared model

@@ -522,3 +522,22 @@ def test_map_without_a_seed_parameter(sent):
 
     portrait.map(None, ["a", "b"])
     assert len(sent) == 2
+
+
+def test_costs_are_learned_alike_whatever_the_scales_are(fresh_registry):
+    @st2i.workflow
+    def scaled(
+        prompt: str,
+        guidance: st2i.Static[float] = 5.0,
+        num_steps: int = 4,
+        num_images: int = 1,
+        spread: bool = False,
+    ):
+        return Step()(prompt, 1.0)
+
+    def bucket(**static):
+        composed, _, _ = scaled.bind(prompt="a", **static)
+        return composed.bucket
+
+    assert bucket() == bucket(guidance=7.5) == bucket(num_steps=9) == bucket(spread=True)
+    assert len({bucket(), bucket(guidance=1.0), bucket(guidance=0.0), bucket(num_images=2)}) == 4

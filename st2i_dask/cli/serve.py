@@ -58,6 +58,14 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,99}")
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="Folder below which admin keys may register workflows. Its Python files are run.",
 )
+@click.option(
+    "--lora",
+    "loras",
+    multiple=True,
+    metavar="NAME=SOURCE",
+    help="An adapter that clients may name: a safetensors file, or OWNER/REPOSITORY/FILE on the "
+    "hub. Repeatable.",
+)
 @click.option("--public-url", metavar="URL", help="What URLs of images begin with.")
 @click.option(
     "--max-open",
@@ -90,6 +98,7 @@ def serve(
     scheduler: str | None,
     workers: int,
     workflow_root: Path | None,
+    loras: Sequence[str],
     public_url: str | None,
     max_open: int,
     max_seconds: float,
@@ -124,9 +133,9 @@ def serve(
     from ..serve.models import Models
     from ..serve.server import application, server
 
-    models = Models(workflow_root)
+    models = Models(workflow_root, dict(_named(text, "--lora") for text in loras))
     for source in sources or ("shapes",):
-        name, source = _named(source)
+        name, source = _named(source, "--model")
         models.add(name, source)
     limits = Limits(open_images=max_open, request_s=max_seconds)
     with contextlib.ExitStack() as stack:
@@ -151,14 +160,14 @@ def serve(
             )
 
 
-def _named(text: str) -> tuple[str, str]:
-    """The model's name and its source."""
+def _named(text: str, option: str) -> tuple[str, str]:
+    """The name and the source of what an option gives."""
     name, equals, source = text.partition("=")
     if not equals:
         name, source = Path(text.partition(":")[0]).name.removesuffix(".py"), text
     if not _NAME.fullmatch(name) or not source:
         raise ParameterError(
-            f"--model {text!r}: the name is 1 to 100 letters, digits, '.', '_', ':', '-'; "
+            f"{option} {text!r}: the name is 1 to 100 letters, digits, '.', '_', ':', '-'; "
             "write NAME=SOURCE"
         )
     return name, source

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import AsyncIterator
 from typing import Any
 
 from PIL import Image
@@ -36,10 +34,7 @@ EDIT_BODY: dict[str, Any] = {
 }
 
 
-@contextlib.asynccontextmanager
-async def read_edit(
-    request: Request, service: Service
-) -> AsyncIterator[tuple[EditRequest, dict[str, Any]]]:
+async def read_edit(request: Request, service: Service) -> tuple[EditRequest, dict[str, Any]]:
     """The checked fields, and PIL images by name (image: one or a list; mask). ApiError 400."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "multipart/form-data":
@@ -49,9 +44,12 @@ async def read_edit(
             code="invalid_content_type",
         )
     limits = service.limits
-    async with request.form(
-        max_files=limits.uploads + 1, max_fields=64, max_part_size=limits.json_bytes
-    ) as form:
+    async with (
+        service.upload(),
+        request.form(
+            max_files=limits.uploads + 1, max_fields=64, max_part_size=limits.json_bytes
+        ) as form,
+    ):
         fields, images, mask = _parts(form)
         try:
             body = EditRequest.model_validate(fields)
@@ -65,7 +63,7 @@ async def read_edit(
                 code="missing_required_parameter" if not images else "invalid_value",
                 param="image",
             )
-        yield body, await service.check(lambda: _decoded(images, mask, limits.image_pixels))
+        return body, await service.decode(lambda: _decoded(images, mask, limits.image_pixels))
 
 
 def _parts(form: FormData) -> tuple[dict[str, Any], list[UploadFile], UploadFile | None]:
@@ -102,7 +100,11 @@ def _twice(name: str) -> ApiError:
 
 
 def _decoded(images: list[UploadFile], mask: UploadFile | None, most: int) -> dict[str, Any]:
-    found: list[Image.Image] = [opaque(decode(file.file, "image", most)) for file in images]
+    found: list[Image.Image] = []
+    left = most  # of all together: they are held until the request is with the cluster
+    for file in images:
+        found.append(opaque(decode(file.file, "image", left)))
+        left -= found[-1].width * found[-1].height
     uploads: dict[str, Any] = {"image": found[0] if len(found) == 1 else found}
     if mask is not None:
         uploads["mask"] = mask_of(decode(mask.file, "mask", most))

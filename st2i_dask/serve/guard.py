@@ -72,7 +72,7 @@ class Guard:
             logger.info(
                 "%s %s %s %.3f s tenant=%s [%s]",
                 scope["method"],
-                scope["path"].encode("ascii", "backslashreplace").decode(),
+                ascii(scope["path"]),  # it may hold line ends
                 status or "-",
                 time.monotonic() - began,
                 holder.tenant if holder else "-",

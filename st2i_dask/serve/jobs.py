@@ -136,6 +136,7 @@ class Jobs:
 
     def start(self, tenant: str, wanted: Wanted) -> Job:
         """Take a request in. ApiError when there is no room."""
+        self.tidy()
         images = len(wanted.requests)
         self.check_room(tenant, images)
         job = Job(
@@ -190,10 +191,21 @@ class Jobs:
             status = "cancelled" if job.cancelled else "failed" if job.error else "completed"
             done = job.total if status == "completed" else job._said.get("done", 0)
             return status, {"done": done, "total": job.total, "place": None, "wait_s": None}
-        if self._clock() - job._said_at >= _FRESH_S:
-            job._said_at = self._clock()
-            job._said = _together(job, await self._cluster.prospects(job.names))
+        await self.refresh([job])
         return "running" if job._said["started"] else "queued", job._said
+
+    async def refresh(self, jobs: Sequence[Job]) -> None:
+        """Ask the scheduler about those that are open, unless it has just told; one message."""
+        now = self._clock()
+        stale = [job for job in jobs if not job.ended.is_set() and now - job._said_at >= _FRESH_S]
+        if not stale:
+            return
+        for job in stale:
+            job._said_at = now
+            job._said = job._said or _together(job, {})
+        found = await self._cluster.prospects([name for job in stale for name in job.names])
+        for job in stale:
+            job._said = _together(job, {n: found[n] for n in job.names if n in found})
 
     async def close(self) -> None:
         """Cancel everything."""

@@ -13,9 +13,10 @@ MIB = 2**20
 class Limits:
     """PolicyError for a value that is not positive.
 
-    Sizes: json_bytes, upload_bytes (bodies), header_bytes; image_pixels of one uploaded image;
+    Sizes: json_bytes, upload_bytes (bodies), header_bytes; image_pixels of all uploaded images of a request;
     output_pixels of one generated image; prompt_chars; images of one request.
-    Counts: open_images that wait or run in all; connections; records of requests that are over.
+    Counts: open_images that wait or run in all; connections; uploads of one request, and requests whose
+    uploads are read and decoded at once; records of requests that are over.
     Seconds: header_s, body_s and write_s without which a connection is closed; request_s from
     arrival to result; keep_s that results and records of requests stay.
     results_bytes: of images that are kept.
@@ -31,7 +32,8 @@ class Limits:
     uploads: int = 16
     open_images: int = 1_000
     connections: int = 2_000
-    records: int = 10_000
+    records: int = 2_000
+    uploads_at_once: int = 32
     results_bytes: int = 1024 * MIB
     header_s: float = 10.0
     body_s: float = 60.0

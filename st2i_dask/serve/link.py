@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from distributed import Client, Future
@@ -33,6 +35,9 @@ class Link:
         self._client: Client | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._lost: Callable[[], None] = lambda: None
+        # One: an attempt that waits for the cluster cannot be broken off.
+        self._thread = ThreadPoolExecutor(1)
+        self._preparing: concurrent.futures.Future[None] | None = None
 
     @property
     def up(self) -> bool:
@@ -54,6 +59,7 @@ class Link:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._keeper
         await self._drop()
+        self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def submit(self, requests: Sequence[Request], also: Sequence[str] = ()) -> list[Future]:
         """Send requests; futures of their results, and of the tasks with the keys `also`. LimitError over a tenant's cap; ApiError 503 while there is no scheduler."""
@@ -111,8 +117,11 @@ class Link:
                 logger.exception("no connection to %s", self._address)
 
     async def _connect(self) -> Client:
+        if self._preparing is not None and not self._preparing.done():
+            raise TimeoutError("the last attempt still waits for the cluster's workers")
+        self._preparing = self._thread.submit(_prepare, self._address)
         async with asyncio.timeout(6 * _CONNECT_S):
-            await asyncio.to_thread(_prepare, self._address)
+            await asyncio.wrap_future(self._preparing)
         client = Client(self._address, asynchronous=True, timeout=_CONNECT_S, set_as_default=False)
         try:
             client = await client

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,14 +30,18 @@ class Model:
 
 
 class Models:
-    """All models. The first is the default. Loading may take long: call from a thread."""
+    """All models. The first is the default. Loading may take long: call from a thread.
 
-    def __init__(self, root: Path | None = None) -> None:
+    root: below which clients may register workflows. loras: adapters' sources by name.
+    """
+
+    def __init__(self, root: Path | None = None, loras: Mapping[str, str] | None = None) -> None:
+        self.loras = dict(loras or {})
         self._root = root.resolve() if root is not None else None
         self._models: dict[str, Model] = {}
         self._lock = threading.Lock()
 
-    def __iter__(self):  # type: ignore[no-untyped-def]
+    def __iter__(self) -> Iterator[Model]:
         return iter(tuple(self._models.values()))
 
     def add(self, name: str, source: str) -> Model:

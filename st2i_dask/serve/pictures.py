@@ -85,7 +85,7 @@ def mask_of(image: Image.Image) -> Image.Image:
 def _too_large(name: str, max_pixels: int) -> ApiError:
     return ApiError(
         400,
-        f"{name} has more than {max_pixels:,} pixels; send a smaller one",
+        f"{name} has more than {max_pixels:,} pixels, what is left of the limit; send smaller ones",
         code="image_too_large",
         param=name,
     )

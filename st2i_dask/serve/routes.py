@@ -85,8 +85,8 @@ def add(app: FastAPI, bearer: HTTPBearer) -> None:
     )
     async def edit_images(request: Request) -> Any:
         """Images from a prompt and images; a form with files."""
-        async with read_edit(request, service) as (body, uploads):
-            return await _draw(service, request, body, "image_edit", uploads)
+        body, uploads = await read_edit(request, service)
+        return await _draw(service, request, body, "image_edit", uploads)
 
     @app.post("/v1/workflows", dependencies=keyed, status_code=201)
     async def register_workflow(request: Request, body: WorkflowRequest) -> ModelAnswer:
@@ -101,6 +101,7 @@ def add(app: FastAPI, bearer: HTTPBearer) -> None:
     async def list_requests(request: Request) -> RequestList:
         """Your newest requests, at most 100, without their results."""
         found = service.jobs.of(tenant_of(request).tenant)
+        await service.jobs.refresh(found)
         return RequestList(
             data=list(
                 await asyncio.gather(*(request_answer(service, request, job) for job in found))
@@ -152,7 +153,9 @@ async def _draw(
         task = "inpainting" if "mask" in uploads else "image-to-image"
         workflow = await service.load(lambda: service.models.for_task(model, task))
     want: Wanted = await service.check(
-        lambda: wanted(model.name, workflow, body, tenant, service.limits, uploads)
+        lambda: wanted(
+            model.name, workflow, body, tenant, service.limits, uploads, service.models.loras
+        )
     )
     job = service.jobs.start(tenant, want)
     headers = {REQUEST_HEADER: job.id}

@@ -46,6 +46,11 @@ class _Common(_Strict):
     guidance_scale: Number | None = None
     true_cfg_scale: Number | None = None
     negative_prompt: str | None = Field(None, max_length=32_000)
+    lora: Any = Field(
+        None,
+        description="Adapters that the operator has named: a name, an object with name and scale, "
+        "or a list of these.",
+    )
     detach: bool | None = Field(
         False,
         description="Answer at once with the request's id, and go on when the client leaves; "
@@ -58,7 +63,6 @@ class GenerationRequest(_Common):
 
     moderation: Literal["auto", "low"] | None = Field("auto", description="Taken and not used.")
     style: Literal["vivid", "natural"] | None = Field(None, description="Taken and not used.")
-    lora: Any = Field(None, description="Adapters, as the workflow's parameter lora takes them.")
     parameters: dict[str, Any] | None = Field(
         None, description="Other parameters of the workflow, by name."
     )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -12,7 +13,7 @@ from starlette.requests import Request
 from .jobs import Cluster, Jobs
 from .limits import Limits
 from .models import Models
-from .problems import ApiError
+from .problems import RETRY_S, ApiError
 
 T = TypeVar("T")
 
@@ -37,10 +38,12 @@ class Service:
         # One: tokenizers are not safe in several threads.
         self._checker = ThreadPoolExecutor(1)
         self._loader = ThreadPoolExecutor(1)
+        self._decoder = ThreadPoolExecutor(2)
+        self._uploads = 0
         self._checking = 0
 
     async def check(self, function: Callable[[], T], seconds: float = _CHECK_S) -> T:
-        """Run what composes or decodes in the thread for that. ApiError 503 when too many wait."""
+        """Run what composes in the thread for that. ApiError 503 when too many wait."""
         if self._checking >= self.limits.open_images:
             raise ApiError(503, "too many requests are being checked", code="overloaded",
                            retry_after=2)  # fmt: skip
@@ -49,6 +52,27 @@ class Service:
             return await self._in(self._checker, function, seconds)
         finally:
             self._checking -= 1
+
+    @contextlib.asynccontextmanager
+    async def upload(self) -> AsyncIterator[None]:
+        """Held while files of a client are read and decoded. ApiError 503 when too many are."""
+        if self._uploads >= self.limits.uploads_at_once:
+            raise ApiError(
+                503,
+                f"{self._uploads} requests with files are being read, the limit; try again",
+                code="overloaded",
+                retry_after=RETRY_S,
+                closing=True,
+            )
+        self._uploads += 1
+        try:
+            yield
+        finally:
+            self._uploads -= 1
+
+    async def decode(self, function: Callable[[], T]) -> T:
+        """Run what decodes a client's files."""
+        return await self._in(self._decoder, function, _CHECK_S)
 
     async def load(self, function: Callable[[], T]) -> T:
         """Run what loads a workflow."""
@@ -72,7 +96,7 @@ class Service:
 
     async def close(self) -> None:
         await self.jobs.close()
-        for executor in (self._checker, self._loader):
+        for executor in (self._checker, self._loader, self._decoder):
             executor.shutdown(wait=False, cancel_futures=True)
 
 

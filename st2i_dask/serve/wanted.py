@@ -11,6 +11,7 @@ from typing import Any
 from ..errors import ComposeError, St2iError
 from ..request import Request
 from ..workflow import Workflow
+from .adapters import adapters
 from .limits import Limits
 from .previews import PreviewTask, preview_tasks, previewed
 from .problems import ApiError, of_exception
@@ -29,8 +30,9 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "mask": ("mask_image", "mask"),
 }
 
-# What a client must not set by `parameters`: it says how many images there are, or what they are.
-_RESERVED = frozenset({"num_images", "spread", "output_type", "prompt", "seed"})
+# What a client must not set by `parameters`: how many images there are, what they are, which files are
+# read for them.
+_RESERVED = frozenset({"num_images", "spread", "output_type", "prompt", "seed", "lora", "loras"})
 
 
 @dataclass(frozen=True)
@@ -54,14 +56,18 @@ def wanted(
     tenant: str,
     limits: Limits,
     uploads: Mapping[str, Any] | None = None,
+    loras: Mapping[str, str] | None = None,
 ) -> Wanted:
     """Everything checked; ApiError for what the workflow does not take. Composes: may take a moment.
 
-    uploads: PIL images by API name (image: one or a list, mask).
+    uploads: PIL images by API name (image: one or a list, mask). loras: adapters' sources by name.
     """
     known = {parameter.name for parameter in workflow.parameters}
     said: dict[str, str] = {}  # by the workflow's name, the client's
-    values = _named(workflow, asked, uploads or {}, known, said)
+    more = dict(uploads or {})
+    if asked.lora is not None:
+        more["lora"] = adapters(asked.lora, loras or {})
+    values = _named(workflow, asked, more, known, said)
     values.update(_sized(workflow, asked.size, known, said, limits))
     count = asked.n or 1
     if count > limits.images:

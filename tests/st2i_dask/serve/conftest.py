@@ -39,7 +39,7 @@ def keys():
 
 
 def models(root=None):
-    found = Models(root)
+    found = Models(root, {"frame": "frame.safetensors"})
     found.add("sketch", f"{SKETCH}:sketch")
     for name in ("retouch", "unseeded", "numbers"):
         found.add(name, f"{SKETCH}:{name}")

@@ -188,6 +188,17 @@ def test_a_client_that_leaves_frees_its_executor(served, client, tmp_path):
     assert len(count.read_text().splitlines()) <= done + 1 < 30
 
 
+def test_a_server_that_ends_leaves_nothing_running(cluster, client, tmp_path):
+    count = tmp_path / "count"
+    with front(cluster.scheduler_address) as other:
+        detached(other, prompt=f"slow count {count}", num_inference_steps=50)
+        until(count.exists)
+    assert not open_requests(client)
+    done = len(count.read_text().splitlines())
+    time.sleep(0.5)
+    assert len(count.read_text().splitlines()) <= done + 1 < 45
+
+
 def test_many_at_once_are_all_answered_once(served):
     """40 clients of two tenants; images belong to their own requests."""
     found: dict[int, httpx.Response] = {}

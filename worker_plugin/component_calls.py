@@ -11,6 +11,7 @@ import logging
 from dataclasses import dataclass
 from typing import Any
 
+from distributed.core import clean_exception
 from distributed.protocol.serialize import ToPickle
 from distributed.worker import get_data_from_worker
 from distributed.worker_state_machine import FreeKeysEvent, UpdateDataEvent
@@ -112,7 +113,8 @@ class CallChannel:
             if status == "over":
                 raise CallsOver(self._key)
             if status == "error":
-                raise answer["exception"].with_traceback(answer["traceback"])
+                _, error, trace = clean_exception(answer["exception"], answer["traceback"])
+                raise error.with_traceback(trace)
             if status == "lost":
                 self._count(key)
                 return None

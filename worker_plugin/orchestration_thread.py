@@ -8,6 +8,7 @@ draws from them gives what it gives after `torch.manual_seed(seed)`, whatever ru
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
 import threading
 import weakref
@@ -25,6 +26,9 @@ from .executor import Executor
 
 # Models are read under the same lock, one at a time: torch's default dtype changes meanwhile.
 from .shelf import _building as glue_lock
+
+# Pause between an error and the collection of what its frames refer to, seconds.
+_COLLECT_S = 0.5
 
 
 class OrchestrationStopped(BaseException):
@@ -80,12 +84,15 @@ class OrchestrationThread:
         error: BaseException | None = None
         try:
             value = self._run()
+        except OrchestrationStopped:
+            error = OrchestrationStopped()  # without frames, which refer to tensors
+        except (SystemExit, KeyboardInterrupt) as caught:
+            error = OutputError(f"the pipeline's code raised {type(caught).__name__}")
         except BaseException as caught:  # all of it is the request's, and ends with it
             error = caught
-            if isinstance(caught, (SystemExit, KeyboardInterrupt)):
-                error = OutputError(f"the pipeline's code raised {type(caught).__name__}")
         finally:
             self._sent.clear()
+            self._last = "", []
             with suppress(RuntimeError):  # the loop is closed: the worker has ended
                 self._loop.call_soon_threadsafe(self._over, value, error)
 
@@ -94,6 +101,8 @@ class OrchestrationThread:
             return
         if error is not None:
             self.result.set_exception(error)
+            # Frames and their tensors, in cycles through Dask's own frames.
+            self._loop.call_later(_COLLECT_S, gc.collect)
         else:
             self.result.set_result(value)
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
+from ..catalogue.checkpoint import check_checkpoint
+from ..catalogue.folder import read_folder, stored_dtype
 from ..catalogue.part import PipelinePart
+from ..errors import LoadError
 from .travel import put_together, take_apart
 
 
@@ -34,7 +38,14 @@ class Component(PipelinePart):
     def load_model(self, model_path: str | None) -> dict[str, Any]:  # type: ignore[misc]
         import torch
 
-        components = super().load_model(model_path)
+        try:
+            components = super().load_model(model_path)
+        except LoadError:
+            # There are pipelines that cannot be made with some of their components.
+            if len(self.parts) > 1:
+                raise
+            dtype = self.options.get("dtype")
+            components = {"pipeline": load_alone(str(model_path), self.component, dtype)}
         for dtype in self.options.get("casts", ()):
             getattr(components["pipeline"], self.component).to(dtype=getattr(torch, dtype))
         return components
@@ -58,6 +69,30 @@ class Component(PipelinePart):
             result, f"what {described(self.component, path, method)} returned"
         )
         return {"form": form, "made": tensors}
+
+
+def load_alone(source: str, part: str, dtype: str | None) -> Any:
+    """On a worker: one component by its own class, as attribute of a namespace."""
+    import torch
+    from diffusers.pipelines.pipeline_loading_utils import simple_get_class_obj
+
+    folder = read_folder(source, {part})
+    cls: Any = simple_get_class_obj(*folder.index[part])
+    made_by_diffusers = hasattr(cls, "load_config")
+    check_checkpoint(folder.path / part, source)
+    of_dtype = {
+        "torch_dtype" if made_by_diffusers else "dtype": getattr(
+            torch, dtype or stored_dtype(folder)
+        )
+    }
+    try:
+        model = cls.from_pretrained(str(folder.path / part), **of_dtype)
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise LoadError(
+            f"{source!r}: {part} cannot be loaded: {error}; check that the folder is whole and "
+            "visible on every worker"
+        ) from error
+    return SimpleNamespace(**{part: model.eval()})
 
 
 def without_cache(result: Any) -> Any:

@@ -127,7 +127,7 @@ def casts_of(model: Any) -> tuple[str, ...]:
 
 @functools.cache
 def hollow_class(cls: type) -> type:
-    """A subclass that is where the orchestrator's device is, and whose conversions are only noted."""
+    """A subclass that is where the orchestrator's device is, and whose conversions are noted."""
     import torch
 
     def to(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -136,12 +136,8 @@ def hollow_class(cls: type) -> type:
         for value in args:
             dtype = value if isinstance(value, torch.dtype) else dtype
         if dtype is not None and dtype != self.dtype:
-            self.__dict__["_st2i_casts"] = (*casts_of(self), str(dtype).removeprefix("torch."))
+            _convert(self, dtype)
         return self
-
-    def dtype_of(self: Any) -> Any:
-        casts = casts_of(self)
-        return getattr(torch, casts[-1]) if casts else _own_dtype(cls, self)
 
     return type(
         cls.__name__,
@@ -150,7 +146,6 @@ def hollow_class(cls: type) -> type:
             "__module__": cls.__module__,
             "__qualname__": cls.__qualname__,
             "device": property(lambda self: _caller().device),
-            "dtype": property(dtype_of),
             "to": to,
             "float": lambda self: to(self, torch.float32),
             "half": lambda self: to(self, torch.float16),
@@ -161,11 +156,18 @@ def hollow_class(cls: type) -> type:
     )
 
 
-def _own_dtype(cls: type, model: Any) -> Any:
-    declared = getattr(cls, "dtype", None)
-    if isinstance(declared, property) and declared.fget is not None:
-        return declared.fget(model)
-    return next(p.dtype for p in model.parameters() if p.is_floating_point())
+def _convert(model: Any, dtype: Any) -> None:
+    """Convert a request's own hollow component; the modules in it were shared until now."""
+    for name in ("_modules", "_parameters", "_buffers"):
+        model.__dict__[name] = copy.deepcopy(model.__dict__[name])
+    _cast(model, dtype)
+    for module in model.modules():
+        remote = module.__dict__.get("forward")
+        if isinstance(remote, _Remote):
+            mine = module.__dict__["forward"] = copy.copy(remote)
+            mine.owner = model
+    casts = (*casts_of(model), str(dtype).removeprefix("torch."))
+    model.__dict__["_st2i_casts"] = casts
 
 
 def _from_config(cls: Any, folder: Path) -> Any:

@@ -69,8 +69,10 @@ def put_together(form: bytes, tensors: list[Any]) -> Any:
 
 
 def _plain(tensor: Any) -> Any:
-    """The tensor without its history; a parameter as a plain tensor."""
-    return tensor.detach()
+    """The tensor itself, so that it is known again; a parameter, or one with a history, without it."""
+    import torch
+
+    return tensor if type(tensor) is torch.Tensor and not tensor.requires_grad else tensor.detach()
 
 
 def _strided() -> Any:

@@ -9,6 +9,8 @@ import torch
 from st2i_dask.catalogue import tiny, tiny_sd3, tiny_z_image
 from st2i_dask.catalogue.tiny_qwen import qwen_tokenizer
 
+torch.set_num_threads(1)  # as the workers: convolutions sum in another order with more
+
 
 def kl_vae(**more: Any) -> Any:
     from diffusers import AutoencoderKL

@@ -64,5 +64,9 @@ def keep_outside(
     kept = image_latents
     if step + 1 < len(scheduler.timesteps):
         timestep = torch.tensor([scheduler.timesteps[step + 1]])
-        kept = scheduler.scale_noise(kept, timestep, noise)
+        if hasattr(scheduler, "scale_noise"):  # of flow models
+            kept = scheduler.scale_noise(kept, timestep, noise)
+        else:
+            # Some of the others move their tables to the device then.
+            kept = copy.deepcopy(scheduler).add_noise(kept, noise, timestep)
     return (1 - mask) * kept + mask * latents

@@ -9,16 +9,6 @@ from typing import Any
 
 from ...glue import glue
 from ..denoising import resumed
-from ..input_image import restore
-
-
-@glue
-def prepare_pixels(image: Any, height: int, width: int, factor: int) -> Any:
-    """The image (1, 3, height, width) in about [-1, 1], float32 unless it is a tensor of another."""
-    from diffusers.image_processor import VaeImageProcessor
-
-    processor = VaeImageProcessor(vae_scale_factor=factor)
-    return processor.preprocess(restore(image), height=height, width=width)
 
 
 @glue
@@ -40,34 +30,6 @@ def start_from_image(
         like.device,
         resumed(generator_state),
     )
-
-
-@glue
-def to_float(pixels: Any) -> Any:
-    """As the inpainting pipeline has them."""
-    import torch
-
-    return pixels.to(dtype=torch.float32)
-
-
-@glue
-def prepare_mask(mask_image: Any, height: int, width: int, factor: int) -> Any:
-    """The mask (1, 1, height, width): 1 where the picture is drawn anew, 0 elsewhere."""
-    from diffusers.image_processor import VaeImageProcessor
-
-    # As `StableDiffusion3InpaintPipeline.__init__` makes it.
-    processor = VaeImageProcessor(
-        vae_scale_factor=factor, do_normalize=False, do_binarize=True, do_convert_grayscale=True
-    )
-    return processor.preprocess(
-        restore(mask_image), height=height, width=width, resize_mode="default"
-    )
-
-
-@glue
-def outside(pixels: Any, mask: Any) -> Any:
-    """The image without what is drawn anew."""
-    return pixels * (mask < 0.5)
 
 
 @glue(outputs=4)
@@ -148,19 +110,3 @@ def mask_latents(
         doubled,
     )
     return made
-
-
-@glue
-def keep_outside(
-    latents: Any, scheduler: Any, following: int | None, image_latents: Any, noise: Any, mask: Any
-) -> Any:
-    """Latents with the image's own, as noisy as they are, where the mask is 0.
-
-    scheduler: after the step. following: the next step; None: there is none.
-    """
-    import torch
-
-    if following is not None:
-        timestep = torch.tensor([scheduler.timesteps[following]])
-        image_latents = scheduler.scale_noise(image_latents, timestep, noise)
-    return (1 - mask) * image_latents + mask * latents

@@ -6,10 +6,11 @@ from ...parameters import Static
 from ...workflow import Workflow, workflow
 from ..denoising import seeded
 from ..folder import DiffusersFolder
+from ..given_picture import prepare_pixels
 from ..input_image import InputImage
 from ..spread import draw_images
 from .composing import SD3, Guidance, Images, Length, Output, Share, Steps
-from .image_parts import prepare_pixels, start_from_image
+from .image_parts import start_from_image
 from .parts import VaeEncoder
 
 

@@ -9,19 +9,15 @@ from typing import Annotated, Any
 from ...errors import LoadError
 from ...parameters import Static
 from ...workflow import Workflow, workflow
-from ..denoising import seeded
+from ..denoising import keep_outside, seeded
 from ..folder import DiffusersFolder
+from ..given_picture import outside, prepare_mask, prepare_pixels, to_float
 from ..input_image import InputImage, MaskImage
 from ..spread import draw_images
 from .composing import SD3, Guidance, Images, Length, Output, Share, Steps
 from .image_parts import (
-    keep_outside,
     mask_latents,
-    outside,
-    prepare_mask,
-    prepare_pixels,
     start_inpainting,
-    to_float,
 )
 from .parts import VaeEncoder
 
@@ -125,8 +121,7 @@ def sd3_inpainting_workflow(
             def after_step(latents: Any, schedule: Any, step: int) -> Any:
                 if made_for_it:
                     return latents
-                following = step + 1 if step + 1 < steps.stop else None
-                return keep_outside(latents, schedule, following, originals, noise, small_mask)
+                return keep_outside(step, schedule, latents, originals, noise, small_mask)
 
             latents = sd3.denoise(
                 latents,

@@ -16,7 +16,7 @@ from ...errors import ParameterError
 from ...glue import glue
 from ...rules import NOTHING, Range
 from ..denoising import resumed
-from ..input_image import InputImage, InputImages, restore
+from ..input_image import InputImage, InputImages
 
 # Latents of the VAE; an image with as many channels is taken for latents.
 LATENTS = 4
@@ -102,15 +102,6 @@ class Strength:
         return "above 0 to 1, and at least one step"
 
 
-@glue
-def prepare_pixels(image: Any, height: int | None, width: int | None, factor: int) -> Any:
-    """The image (1, 3, height, width) in about [-1, 1]; without sizes in its own, rounded down."""
-    from diffusers.image_processor import VaeImageProcessor
-
-    processor = VaeImageProcessor(vae_scale_factor=factor)
-    return processor.preprocess(restore(image), height=height, width=width)
-
-
 @glue(outputs=2)
 def start_from_image(
     image_latents: Any, generator_state: Any, scheduler: Any, first: int, num_images: int, like: Any
@@ -134,34 +125,6 @@ def start_from_image(
         generator,
     )
     return latents, generator.get_state()
-
-
-@glue
-def to_float(pixels: Any) -> Any:
-    """As the inpainting pipeline has them."""
-    import torch
-
-    return pixels.to(dtype=torch.float32)
-
-
-@glue
-def prepare_mask(mask_image: Any, height: int, width: int, factor: int) -> Any:
-    """The mask (1, 1, height, width): 1 where the picture is drawn anew, 0 elsewhere."""
-    from diffusers.image_processor import VaeImageProcessor
-
-    # As `StableDiffusionXLInpaintPipeline.__init__` makes it.
-    processor = VaeImageProcessor(
-        vae_scale_factor=factor, do_normalize=False, do_binarize=True, do_convert_grayscale=True
-    )
-    return processor.preprocess(
-        restore(mask_image), height=height, width=width, resize_mode="default"
-    )
-
-
-@glue
-def outside(pixels: Any, mask: Any) -> Any:
-    """The image without what is drawn anew."""
-    return pixels * (mask < 0.5)
 
 
 @glue(outputs=4)
@@ -237,20 +200,3 @@ def mask_latents(
         for_both,
     )
     return made
-
-
-@glue
-def keep_outside(
-    latents: Any, scheduler: Any, following: int | None, image_latents: Any, noise: Any, mask: Any
-) -> Any:
-    """Latents with the image's own, as noisy as they are, where the mask is 0.
-
-    scheduler: after the step. following: the next step; None: there is none.
-    """
-    import torch
-
-    if following is not None:
-        timestep = torch.tensor([scheduler.timesteps[following]])
-        # Some schedulers move their tables to the device then.
-        image_latents = copy.deepcopy(scheduler).add_noise(image_latents, noise, timestep)
-    return (1 - mask) * image_latents + mask * latents

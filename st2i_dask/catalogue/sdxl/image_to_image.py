@@ -9,9 +9,10 @@ from ...parameters import Maybe, Static
 from ...workflow import Workflow, workflow
 from ..denoising import seeded
 from ..folder import DiffusersFolder
+from ..given_picture import prepare_pixels
 from ..spread import draw_images
 from .composing import MAX_SIDE, SDXL, Guidance, Images, Output, Steps
-from .image_parts import SizedImage, Strength, prepare_pixels, start_from_image
+from .image_parts import SizedImage, Strength, start_from_image
 
 Share = Annotated[Static[float], Strength()]
 

@@ -74,3 +74,30 @@ def test_compose_ends_with_its_last_prompt(tmp_path):
         assert image.text["tenant"] == "alice"
         verdict = judge(image, "a large red ring on a green background")
     assert verdict.background
+
+
+def tiles(path: Path) -> list[Image.Image]:
+    """The 64x64 pictures of a row."""
+    with Image.open(path) as row:
+        return [row.crop((x, 0, x + 64, 64)) for x in range(0, row.width, 64)]
+
+
+def test_controlnet_draws_where_the_silhouette_is(tmp_path):
+    from st2i_dask.shapes.judge import look, overlap
+
+    run("controlnet.py", "controlled.png", cwd=tmp_path)
+    silhouette, bound, free = tiles(tmp_path / "controlled.png")
+    assert overlap(bound, silhouette) > 0.7
+    assert overlap(free, silhouette) < 0.5
+    assert {(look(p).colour, look(p).background) for p in (bound, free)} == {("yellow", "purple")}
+
+
+def test_lora_adds_each_style_to_the_same_picture(tmp_path):
+    from st2i_dask.shapes import parse
+    from st2i_dask.shapes.judge import framed, look
+
+    run("lora.py", "styles.png", cwd=tmp_path)
+    plain, frame, night = tiles(tmp_path / "styles.png")
+    scene = parse("a small yellow circle on a blue background")
+    assert [framed(picture, scene) > 0.6 for picture in (plain, frame, night)] == [0, 1, 0]
+    assert [look(picture).background for picture in (plain, night)] == ["blue", "black"]

@@ -101,11 +101,17 @@ def overlap(image: Image.Image, outline: Image.Image) -> float:
 
 
 def framed(image: Image.Image, scene: Scene) -> float:
-    """Share of the pixels of a frame :data:`FRAME` wide that have the colour of the shape."""
+    """Share of a frame :data:`FRAME` wide that is nearer to the shape's colour than the background's.
+
+    From 0 to 1: a plain picture of the scene has next to 0.
+    """
     _check_size(image)
     pixels = np.asarray(image.convert("RGB"), dtype=np.float32)
-    distance = np.linalg.norm(pixels - np.float32(COLOURS[scene.colour]), axis=-1)
-    return float((distance <= COLOUR_TOLERANCE)[_border(FRAME)].mean())
+    to_shape, to_ground = (
+        np.linalg.norm(pixels - np.array(COLOURS[name]), axis=-1)
+        for name in (scene.colour, scene.background)
+    )
+    return float((to_shape < to_ground)[_border(FRAME)].mean())
 
 
 def unframe(image: Image.Image) -> Image.Image:

@@ -17,6 +17,7 @@ from scheduler_plugin import events as ev
 from scheduler_plugin.instructions import Dispatch
 from scheduler_plugin.policy import FairPolicy
 
+from .arena import Arena
 from .device import Device
 from .report import Finished, Ran, Report
 from .systems import System
@@ -38,7 +39,13 @@ class Cluster:
         decision_s: float = 0.0,
         keep_runs: bool = False,
         check_every: int = 0,
+        arena_bytes: int = 0,
+        shared: bool = True,
     ) -> None:
+        """noise: of compute, a factor of up to 1 + noise up or down. decision_s: seconds of the
+        scheduler for one dispatch; it makes them one after the other. arena_bytes: of each executor's
+        memory; tensors are then placed there by the real allocator, and weights too if it is `shared`;
+        0: tensors are not simulated one by one."""
         self.system, self.workload = system, workload
         self.now = 0.0
         self._random = random.Random(seed)
@@ -52,9 +59,13 @@ class Cluster:
         self.policy = FairPolicy(settings, chooser=system.chooser)
         self._know_costs()
         capacity = {"framework": system.weight_bytes(workload), "arena": 0}
+        if arena_bytes:
+            capacity["framework"] = profile.weight_bytes - arena_bytes
+            capacity["arena"] = arena_bytes if shared else 0
         self.devices: dict[str, Device] = {}
         for number in range(executors):
-            device = Device(f"w{number:03}", self._catalogue, capacity)
+            arena = Arena(arena_bytes) if arena_bytes else None
+            device = Device(f"w{number:03}", self._catalogue, capacity, arena)
             self.devices[device.name] = device
             joined = ev.ExecutorJoined(0.0, device.name, device.free_bytes, device.missing)
             self.policy.handle(joined)
@@ -63,6 +74,7 @@ class Cluster:
         self._serial = count()
         self._requests: dict[str, Request] = {}
         self._running: dict[str, Task] = {}  # by executor
+        self._arenas = arena_bytes > 0
         self._used_since = dict.fromkeys(self.devices, 0.0)
         self.report = Report(system.name, executors, profile.memory_bytes)
         self._runs: list[Ran] | None = self.report.runs if keep_runs else None
@@ -171,6 +183,8 @@ class Cluster:
                 pulls += 1
                 nbytes += workflow.positions[dep].out_bytes
                 holders.append(executor)
+                if self._arenas:
+                    self._keep(request, dep, executor)
         transfer_s = self._profile.transfer_s(nbytes, pulls) if pulls else 0.0
         device = self.devices[executor]
         self._account(device)
@@ -251,6 +265,9 @@ class Cluster:
             handle(ev.Skipped(now, request.name, done))
         for done_at in range(position, position + steps):
             given[done_at].append(executor)
+            if self._arenas:
+                self._keep(request, done_at, executor)
+                self._release(request, done_at)
         request.open -= steps
         for done_at in range(position, position + steps):
             for after in outline.successors[done_at]:
@@ -264,6 +281,34 @@ class Cluster:
             report.finished.append(
                 Finished(request.name, request.tenant, request.arrived, now, request.device_s)
             )
+
+    # Tensors
+
+    def _keep(self, request: Request, position: int, executor: str) -> None:
+        """A result, or a copy of it, lies on that executor from now on."""
+        nbytes = request.workflow.positions[position].out_bytes
+        offset = self.devices[executor].place_tensor(nbytes, self.now) if nbytes else None
+        if offset is not None:
+            request.blocks.setdefault(position, []).append((executor, offset, nbytes))
+
+    def _release(self, request: Request, position: int) -> None:
+        """That position is done: results which nobody needs any more go."""
+        workflow = request.workflow
+        what = workflow.positions[position]
+        if request.users is None:
+            outline = workflow.outline
+            request.users = [
+                len(outline.successors[p]) + len(outline.consumers[p])
+                for p in range(len(workflow.positions))
+            ]
+        over = [position] if not request.users[position] else []
+        for dep in (*what.deps, *what.callback_deps):
+            request.users[dep] -= 1
+            if not request.users[dep]:
+                over.append(dep)
+        for gone in over:
+            for executor, offset, nbytes in request.blocks.pop(gone, ()):
+                self.devices[executor].drop_tensor(offset, nbytes, self.now)
 
     def _account(self, device: Device) -> None:
         """Byte seconds of weights until now."""

@@ -13,6 +13,7 @@ from worker_plugin.prefix import exposed_s, resident_prefix
 from worker_plugin.weight_cache import Evict, Load, Mode, WeightCache
 
 from ..errors import ParameterError
+from .arena import Arena
 from .profiles import Model, Profile
 
 #: Modes in which the beginning and the end of a run that misses nothing move nothing.
@@ -87,9 +88,16 @@ class Catalogue:
 
 
 class Device:
-    """One executor. capacity: bytes for weights by region, as `WeightCache` takes it."""
+    """One executor. capacity: bytes for weights by region, as `WeightCache` takes it. arena: where
+    tensors lie, and weights as far as `capacity` has room in region "arena"."""
 
-    def __init__(self, name: str, catalogue: Catalogue, capacity: Mapping[str, int]):
+    def __init__(
+        self,
+        name: str,
+        catalogue: Catalogue,
+        capacity: Mapping[str, int],
+        arena: Arena | None = None,
+    ):
         self.name = name
         self._catalogue = catalogue
         self.cache = WeightCache(capacity, catalogue.mode)  # type: ignore[arg-type]
@@ -102,6 +110,7 @@ class Device:
             if why is not None:
                 raise ParameterError(f"{kept.weights} does not fit an executor: {why}")
         self.capacity = sum(capacity.values())
+        self.arena, self._shared = arena, capacity.get("arena", 0) > 0
         #: By task: the share of it that is to be loaded; absent: all of it.
         self.missing = {task: 0.0 for task in catalogue.tasks if not catalogue.load_s(task)}
         self.loaded_bytes = self.loads = 0
@@ -144,6 +153,37 @@ class Device:
         if self._changed:
             self._renew()
         return Took(ends - now, compute_s, max(0.0, ends - now - compute_s), whole)
+
+    def place_tensor(self, nbytes: int, now: float) -> int | None:
+        """In the arena, over cached layers if need be. None: there is no room, it goes elsewhere."""
+        arena = self.arena
+        assert arena is not None
+        arena.tensors += 1
+        offset = arena.place_tensor(nbytes)
+        while offset is None and self._shared:
+            evicts = self.cache.demand("arena", nbytes, now)
+            if not evicts:
+                break
+            self._obey(evicts, now)
+            offset = arena.place_tensor(nbytes)
+        if offset is None:
+            arena.fallbacks += 1
+        else:
+            self._resize(now)
+        return offset
+
+    def drop_tensor(self, offset: int, nbytes: int, now: float) -> None:
+        assert self.arena is not None
+        self.arena.drop_tensor(offset, nbytes)
+        self._resize(now)
+
+    def _resize(self, now: float) -> None:
+        """What tensors leave of the arena is for weights."""
+        if self._shared and self.arena is not None:
+            left = self.arena.nbytes - self.arena.tensor_bytes
+            self._obey(self.cache.set_capacity("arena", left, now), now)
+            if self._changed:
+                self._renew()
 
     def _is_whole(self, names: Sequence[str]) -> bool:
         loading = self._load.weights if self._load is not None else None
@@ -204,6 +244,14 @@ class Device:
     def _obey(self, instructions: list[Load | Evict], now: float) -> None:
         for what in instructions:
             weights = self._catalogue.weights[what.weights]
+            if isinstance(what, Evict):
+                if self.arena is not None:
+                    self.arena.drop_layer(what.weights, what.layer)
+            elif self.arena is not None and what.region == "arena":
+                nbytes = weights.sizes[what.layer]
+                if not self.arena.place_layer(what.weights, what.layer, nbytes):
+                    self._obey(self.cache.no_room(what.weights, what.layer, now), now)
+                    continue
             nbytes = weights.sizes[what.layer]
             self._changed.add(what.weights)
             if isinstance(what, Evict):

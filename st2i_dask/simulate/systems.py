@@ -45,6 +45,9 @@ class System:
     order: str = "fair"
     settings: Settings = field(default_factory=Settings)
 
+    def __hash__(self) -> int:
+        return hash((self.name, self.order, self.settings.slack_s))
+
     @property
     def chooser(self) -> Callable[[Any, float], Chooser]:
         return chooser(self.order)

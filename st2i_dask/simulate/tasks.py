@@ -20,7 +20,10 @@ class Arrival(NamedTuple):
 class Request:
     """An open request."""
 
-    __slots__ = ("arrived", "device_s", "given", "name", "open", "tenant", "waits", "workflow")
+    __slots__ = (
+        *("arrived", "blocks", "device_s", "given", "name", "open", "tenant", "users", "waits"),
+        "workflow",
+    )
 
     def __init__(self, name: str, tenant: str, workflow: Workflow, arrived: float) -> None:
         self.name, self.tenant, self.workflow, self.arrived = name, tenant, workflow, arrived
@@ -28,6 +31,9 @@ class Request:
         self.given: list[list[str]] = [[] for _ in workflow.positions]  # executors with the result
         self.open = len(workflow.positions)
         self.device_s = 0.0
+        # Only where tensors are simulated: executor, offset, bytes by position, and who still needs it.
+        self.blocks: dict[int, list[tuple[str, int, int]]] = {}
+        self.users: list[int] | None = None
 
 
 @dataclass(slots=True)

@@ -19,10 +19,11 @@ SEEDS = (1, 2, 3, 4, 5)
 
 
 def run(effort: Effort) -> Figure:
-    todo = [(slack, seed, max(120.0, effort.seconds)) for slack in SLACKS for seed in SEEDS]
+    seeds = SEEDS if effort.dense else SEEDS[:2]
+    todo = [(slack, seed, max(90.0, effort.seconds)) for slack in SLACKS for seed in seeds]
     found = spread(attained, todo, effort.processes)
     rows = [(slack, seed, a, d) for (slack, seed, _), (a, d) in zip(todo, found, strict=True)]
-    mean = {s: sum(r[2] for r in rows if r[0] == s) / len(SEEDS) for s in SLACKS}
+    mean = {s: sum(r[2] for r in rows if r[0] == s) / len(seeds) for s in SLACKS}
     widest = {s: max(r[3] for r in rows if r[0] == s) for s in SLACKS}
     claim = Claim(
         "Figure 13 right: attainment with slack 0, 5, 10, 20 s",
@@ -30,7 +31,8 @@ def run(effort: Effort) -> Figure:
         ", ".join(f"{100 * a:.0f} %" for a in mean.values())
         + "; difference of service while backlogged, at most: "
         + ", ".join(f"{d:.0f} s" for d in widest.values()),
-        f"simulated, mean of {len(SEEDS)} seeds at a load of {LOAD:g}",
+        f"simulated, mean of {len(seeds)} seeds at a load of {LOAD:g}; all models fit every executor, so a slack "
+        "saves no loads here",
     )
 
     def draw(canvas: Any) -> None:

@@ -13,12 +13,12 @@ from dask.distributed import Client
 from PIL import Image
 
 import st2i_dask as st2i
-from st2i_dask.shapes import STYLES
 
 if __name__ == "__main__":  # Dask starts processes that import this file
     out = sys.argv[1] if len(sys.argv) > 1 else "styles.png"
     asked = {"prompt": "a small yellow circle on a blue background", "seed": 7}
-    adapters = [[], [(STYLES["framed"], 1.0)], [(STYLES["night"], 1.0)]]  # file, scale
+    # Packaged ones by name; your own by file or hub id, with a scale.
+    adapters = [[], [("shapes-framed", 1.0)], [("shapes-night", 1.0)]]
     with st2i.local_cluster(n_workers=2) as cluster, Client(cluster) as client:
         st2i.attach(client)
         shapes = st2i.load("shapes")

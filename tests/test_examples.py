@@ -101,3 +101,14 @@ def test_lora_adds_each_style_to_the_same_picture(tmp_path):
     scene = parse("a small yellow circle on a blue background")
     assert [framed(picture, scene) > 0.6 for picture in (plain, frame, night)] == [0, 1, 0]
     assert [look(picture).background for picture in (plain, night)] == ["blue", "black"]
+
+
+def test_comfyui_draws_its_export_and_another_prompt(tmp_path):
+    run("comfyui.py", cwd=tmp_path)
+    for number, colours in enumerate([("green", "yellow"), ("red", "white")]):
+        with Image.open(tmp_path / f"comfyui-{number}.png") as image:
+            assert all(colour in image.text["prompt"] for colour in colours)
+            assert image.text["workflow"] == "shape"
+            verdict = judge(image, image.text["prompt"])
+        assert verdict.background
+        assert verdict.colour

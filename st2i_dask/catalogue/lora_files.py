@@ -14,6 +14,7 @@ from pathlib import Path
 
 from ..errors import LoadError
 from . import hub
+from .folder import LORAS
 
 logger = logging.getLogger(__name__)
 
@@ -37,11 +38,14 @@ _reader: threading.Thread | None = None
 
 
 def locate(source: str) -> tuple[str, Path]:
-    """What workers get (an absolute path, or the hub's name as it is) and where the file is here.
+    """What workers get (an absolute path, or a name as it is) and where the file is here.
 
-    source: a safetensors file, a folder with exactly one, "owner/repository/file.safetensors" on the
-    hub, or "owner/repository" of one that has exactly one. LoadError when there is no such file.
+    source: a packaged adapter's name ("shapes-night"), a safetensors file, a folder with exactly one,
+    "owner/repository/file.safetensors" on the hub, or "owner/repository" of one that has exactly one.
+    LoadError when there is no such file.
     """
+    if source in LORAS:
+        return source, LORAS[source]
     path = Path(source)
     if not path.exists() and not path.is_absolute() and (named := _ON_HUB.fullmatch(source)):
         return source, _from_hub(source, named["repository"], named["file"])

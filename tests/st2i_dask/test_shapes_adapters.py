@@ -208,3 +208,15 @@ def test_the_training_script_runs(tmp_path, monkeypatch, capsys):
         "framed.safetensors",
         "night.safetensors",
     }
+
+
+def test_packaged_adapters_have_names_that_hold_on_every_worker():
+    from st2i_dask.catalogue.folder import read_folder
+    from st2i_dask.catalogue.lora import Loras
+    from st2i_dask.shapes import STYLES
+
+    rule = Loras(read_folder("shapes"))
+    for style, path in STYLES.items():
+        (named,), (by_path,) = rule.carry("loras", f"shapes-{style}"), rule.carry("loras", path)
+        assert named.source == f"shapes-{style}"
+        assert named.identity == by_path.identity

@@ -25,10 +25,12 @@ global state of its own, put in place while it runs; only one runs at a time in 
 
 Tested, each against the classic call: FluxPipeline, FluxControlNetPipeline, StableDiffusionPipeline,
 StableDiffusionXLPipeline, StableDiffusion3ControlNetPipeline, PixArtSigmaPipeline, SanaPipeline,
-AuraFlowPipeline, Lumina2Pipeline, Flux2KleinPipeline.
+AuraFlowPipeline, Lumina2Pipeline, Flux2KleinPipeline, ZImageControlNetPipeline,
+FluxImg2ImgPipeline.
 
 Not for: models that are no torch modules, quantised ones, adapters, and pipelines that compute with a
-component's weights outside of it; the latter say so.
+component's weights outside of it; the latter say so. A text encoder that gives all its hidden states
+sends them all, and keeps them until the request is over.
 """
 
 from __future__ import annotations

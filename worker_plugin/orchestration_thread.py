@@ -25,7 +25,7 @@ from .component_calls import CallChannel, Sent
 from .executor import Executor
 
 # Models are read under the same lock, one at a time: torch's default dtype changes meanwhile.
-from .shelf import _building as glue_lock
+from .shelf import building as glue_lock
 
 # Pause between an error and the collection of what its frames refer to, seconds.
 _COLLECT_S = 0.5

@@ -37,7 +37,7 @@ SKELETONS = 256
 
 # While they build a model, the libraries change torch for the whole process (its default dtype, how
 # parameters are made): another model built at that moment would have parameters without memory.
-_building = threading.Lock()
+building = threading.Lock()
 
 
 class Shelf:
@@ -138,7 +138,7 @@ class Shelf:
 
     def _build(self, model_fn: ModelFn) -> Mapping[str, Any]:
         """What load_model returns. One at a time in this process."""
-        if not _building.acquire(timeout=self._wait_s):
+        if not building.acquire(timeout=self._wait_s):
             raise LoadError(
                 f"model {model_fn!r} was not read: others were being read for {self._wait_s:g} s; "
                 "see the worker's log for these loads"
@@ -146,7 +146,7 @@ class Shelf:
         try:
             components = model_fn.load_model(model_fn.model_path)
         finally:
-            _building.release()
+            building.release()
         if not isinstance(components, Mapping):
             raise LoadError(
                 f"{model_fn.name}.load_model returned {type(components).__name__}; "

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dask.tokenize import tokenize
+
 from ..errors import ComposeError, St2iError
 from ..request import Request
 from ..workflow import Workflow
@@ -105,6 +107,9 @@ def wanted(
             previews = preview_tasks(shown, requests[0], **each[0])
     except St2iError as error:
         raise of_exception(error, {**{name: name for name in known}, **said}) from None
+    for request in requests:
+        for task in request.tasks.values():
+            tokenize(task)  # Dask keeps it, and would compute it on the event loop
     return Wanted(
         model,
         requests,

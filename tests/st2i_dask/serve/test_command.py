@@ -50,6 +50,7 @@ def test_what_is_refused(arguments, says, monkeypatch, fresh_registry):
     assert "Traceback" not in done.output
 
 
+@pytest.mark.slow
 def test_it_serves_and_ends_with_ctrl_c(tmp_path):
     import httpx
 

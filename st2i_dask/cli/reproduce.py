@@ -24,11 +24,21 @@ measured. All take up to half an hour on two idle cores, with --quick some minut
     metavar="DIR",
     help="Where everything is written.",
 )
+@click.option(
+    "--page",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Also put table and plots into this Markdown page, between its marks.",
+)
 @click.option("--quick", is_flag=True, help="Short traces, few points: shapes, not values.")
 @click.option("--processes", type=click.IntRange(1), help="At once; default: one a core.")
-def reproduce(names: tuple[str, ...], out: Path, quick: bool, processes: int | None) -> None:
+def reproduce(
+    names: tuple[str, ...], out: Path, page: Path | None, quick: bool, processes: int | None
+) -> None:
     from ..simulate import figures
-    from ..simulate.table import markdown
+    from ..simulate.table import check_page, fill, markdown
+
+    if page is not None:
+        check_page(page)
 
     chosen = names or tuple(figures.NAMES)
     for name in chosen:
@@ -45,7 +55,11 @@ def reproduce(names: tuple[str, ...], out: Path, quick: bool, processes: int | N
             err=True,
         )
         found.append(figure)
-    arguments = "".join(f" --figure {name}" for name in names) + (" --quick" if quick else "")
-    text = markdown(found, f"st2i reproduce{arguments} --out DIR")
+    options = " --quick" if quick else ""
+    chosen_names = "".join(f" --figure {name}" for name in names)
+    command = f"st2i reproduce{chosen_names}{options} --out DIR"
+    text = markdown(found, command)
     (out / "table.md").write_text(text)
+    if page is not None:
+        fill(page, found, command, options, out)
     click.echo(text)

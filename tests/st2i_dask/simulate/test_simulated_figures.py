@@ -17,6 +17,7 @@ from st2i_dask.simulate.experiment import Point, measure, spread
 from st2i_dask.simulate.figures import host_cache, loading, parallel
 from st2i_dask.simulate.figures.sweeps import reached
 from st2i_dask.simulate.plan import plan
+from st2i_dask.simulate.table import BEGIN, END
 from st2i_dask.simulate.tasks import Arrival
 
 from .small import EXACT, MIB
@@ -82,6 +83,20 @@ def test_reproduce_writes_data_and_table(tmp_path, monkeypatch):
     with (tmp_path / "figure-12-left.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [row["cached"] for row in rows] == list(loading.PAPER_ORDER)
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
+    again = ["reproduce", "--figure", "A", "--quick", "--out", str(tmp_path), "--page", str(page)]
+    for _ in range(2):
+        assert CliRunner().invoke(main, again).exit_code == 0
+    text = page.read_text()
+    assert text.startswith("before\n")
+    assert text.endswith("after\n")
+    assert text.count("### Appendix A") == 1
+    assert "old" not in text
+    page.write_text("no marks")
+    refused = CliRunner().invoke(main, again)
+    assert refused.exit_code == 2
+    assert "lacks the lines" in refused.output
     refused = CliRunner().invoke(main, ["reproduce", "--figure", "99", "--out", str(tmp_path)])
     assert refused.exit_code == 2
     assert "no figure is called '99'" in refused.output

@@ -41,7 +41,7 @@ class Effort(NamedTuple):
         return points if self.dense else few
 
 
-FULL = Effort(120.0, True)
+FULL = Effort(180.0, True)
 QUICK = Effort(40.0, False)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 from st2i_dask.errors import LimitError
@@ -77,7 +79,9 @@ class FakeCluster:
     def _evaluate(self, task, results, final):
         packed, values, about, _callbacks, *dependencies = task.args
         made = BoundTask(packed, values, about, [results[d.key] for d in dependencies])
-        result = made.evaluate(made.model_fn.load_model(made.model_fn.model_path))
+        torch = sys.modules.get("torch")  # for the models that use it
+        with torch.no_grad() if torch else contextlib.nullcontext():
+            result = made.evaluate(made.model_fn.load_model(made.model_fn.model_path))
         if not final:
             return TaskOutputs(result)
         from st2i_dask.image import finish

@@ -16,6 +16,15 @@ from st2i_dask.serve.previews import preview_tasks, previewed
 ASKED = dict(prompt="a red cube", seed=3, num_steps=4, height=32, width=32)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """As workers compute, and the order of a sum is the same."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return tiny.save_flux(tmp_path_factory.mktemp("flux"))
@@ -31,7 +40,7 @@ def reference(folder):
     """What the pipeline has after each step, as pictures, and its result."""
     from diffusers import FluxPipeline
 
-    pipeline = FluxPipeline.from_pretrained(folder, torch_dtype=torch.float32)
+    pipeline = FluxPipeline.from_pretrained(folder, dtype=torch.float32)
     pipeline.set_progress_bar_config(disable=True)
     pictures = []
 

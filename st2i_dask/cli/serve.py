@@ -180,13 +180,13 @@ def _keys(file: Path | None, no_keys: bool, host: str) -> KeyRing:
     if no_keys:
         if file is not None:
             raise click.UsageError("give either --keys or --no-keys")
-        return OpenDoor()
+        return OpenDoor(admin=_is_local(host))
     if file is not None:
         return read_key_file(file)
     if written:
         return read_keys(written, f"variable {VARIABLE}")
     if _is_local(host):
-        return OpenDoor()
+        return OpenDoor(admin=True)
     raise ParameterError(
         f"--host {host} can be reached from other machines, and there are no API keys; give --keys "
         "FILE (st2i serve --new-key TENANT makes one), or --no-keys"

@@ -67,14 +67,15 @@ class KeyRing:
 
 
 class OpenDoor(KeyRing):
-    """No keys: everybody is the default tenant, and may register workflows."""
+    """No keys: everybody is the default tenant. admin: and may register workflows."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, admin: bool) -> None:
         super().__init__(())
+        self._holder = Holder(DEFAULT_TENANT, admin)
         self.tenants = frozenset({DEFAULT_TENANT})
 
     def holder(self, key: str) -> Holder | None:
-        return Holder(DEFAULT_TENANT, admin=True)
+        return self._holder
 
 
 def digest_of(key: str) -> str:

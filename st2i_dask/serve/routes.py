@@ -36,7 +36,13 @@ REQUEST_HEADER = "x-st2i-request"
 # Written when the client has gone; it reads nothing.
 _GONE = 499
 
-_STREAM = {"text/event-stream": {"schema": {"type": "string"}}}
+# One event; its data is a JSON text.
+_EVENT = {
+    "type": "object",
+    "required": ["event", "data"],
+    "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
+}
+_STREAM = {"text/event-stream": {"schema": _EVENT}}
 _IMAGES: dict[int | str, dict[str, Any]] = {
     200: {"content": _STREAM, "description": "The images, or with stream=true events."},
     202: {"model": RequestAnswer, "description": "With detach=true: where the request stands."},

@@ -10,7 +10,8 @@ from typing import Any
 
 from distributed import SchedulerPlugin
 
-from st2i_dask.errors import PolicyError, St2iError
+from st2i_dask.config import scheduler_settings
+from st2i_dask.errors import AttachError, PolicyError, St2iError
 from st2i_dask.messages import quicken, restore
 from st2i_dask.request import ANNOTATION
 
@@ -42,14 +43,16 @@ class ServingSchedulerPlugin(SchedulerPlugin):
         *,
         chooser: Callable[[Any, float], Chooser] = FairQueue,
     ) -> None:
-        """chooser: who is next; the fair queue, or a rival for comparison (see rivals.py)."""
-        self.settings = settings or Settings()
+        """settings: None: the configuration of the scheduler's node, see st2i_dask.config.
+        chooser: who is next; the fair queue, or a rival for comparison (see rivals.py)."""
+        self.settings = settings
         self.chooser = chooser
 
     async def start(self, scheduler: Any) -> None:
+        settings = self.settings or configured_settings()
         self.scheduler = scheduler
         self.usage = UsageTotals()
-        self.policy = FairPolicy(self.settings, chooser=self.chooser)
+        self.policy = FairPolicy(settings, chooser=self.chooser)
         self.bridge = Bridge(scheduler, self.policy, time.monotonic)
         self.bridge.start()
         self.calls = ComponentCalls(scheduler, self.bridge, self.policy)
@@ -179,3 +182,13 @@ class ServingSchedulerPlugin(SchedulerPlugin):
             except PolicyError as error:
                 return {"error": str(error)}
         return {"costs": json.dumps(self.policy.costs.to_dict())}
+
+
+def configured_settings() -> Settings:
+    """The settings configured on this node. PolicyError or AttachError on a bad one."""
+    try:
+        return Settings(**scheduler_settings())
+    except (St2iError, TypeError, AttributeError) as error:
+        if isinstance(error, AttachError):
+            raise
+        raise PolicyError(f"configuration st2i.scheduler: {error}") from error

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import builtins
-import re
 import types
 import weakref
 from collections.abc import Callable
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from dask.utils import parse_bytes
-
 from . import _core
+from .config import ALLOCATORS as ALLOCATORS
+from .config import WEIGHTS as WEIGHTS
+from .config import checked_option, worker_options
 from .errors import AttachError
 
 if TYPE_CHECKING:
@@ -20,14 +20,6 @@ if TYPE_CHECKING:
 
 # Packages whose version decides the pixels: they must agree between workers.
 _PIXEL_PACKAGES = ("torch", "diffusers", "transformers")
-
-_DEVICE = re.compile(r"cpu|cuda(:\d+)?")
-
-#: Allocators of the arena; the first is the default.
-ALLOCATORS = ("best_fit", "buddy")
-
-#: How a worker may keep models; the first is the default.
-WEIGHTS = ("elastic", "pipelined", "mcache", "wcache", "nocache")
 
 _attached: weakref.WeakSet[Client] = weakref.WeakSet()
 
@@ -63,8 +55,11 @@ def attach(
         loads leave the rest to what runs on the same machine. Default: no limit.
     device: torch device of the workers. Default: CUDA where there is one.
 
+    What is not given here is taken from the configuration of each worker's node (`st2i.worker`), else
+    it is the default; settings of the scheduler are taken from its node's (`st2i.scheduler`).
+
     Without options, a cluster that is attached already keeps its settings; with options, workers
-    start anew with these, and those that are not given go back to their defaults. AttachError says
+    start anew with these, and those that are not given go back to what is configured. AttachError says
     which node lacks the package or has another version.
     """
     if not hasattr(client, "asynchronous") or not hasattr(client, "run_on_scheduler"):
@@ -75,26 +70,22 @@ def attach(
         raise AttachError("attach needs a synchronous Client; use Client(..., asynchronous=False)")
     if client.status != "running":
         raise AttachError(f"the client is {client.status}; connect a new distributed.Client")
-    budget = _size("memory_bytes", memory_bytes)
-    arena = _size("arena_bytes", arena_bytes)
-    host = _size("host_bytes", host_bytes)
-    bandwidth = _size("load_bandwidth", load_bandwidth)
-    if nvshmem not in (None, False, True):
-        raise AttachError(f"nvshmem={nvshmem!r} is not known; use False, or leave it out")
-    if allocator not in (None, *ALLOCATORS):
-        raise AttachError(
-            f"allocator={allocator!r} is not known; use {' or '.join(map(repr, ALLOCATORS))}"
-        )
-    if weights not in (None, *WEIGHTS):
-        raise AttachError(
-            f"weights={weights!r} is not known; use one of {', '.join(map(repr, WEIGHTS))}"
-        )
-    if device is not None and not _DEVICE.fullmatch(device):
-        raise AttachError(f"device={device!r} is not known; use 'cpu', 'cuda' or 'cuda:N'")
-    options = (budget, arena, allocator, nvshmem, weights, host, bandwidth, device)
-    configured = any(option is not None for option in options)
+    given = {
+        "memory_bytes": memory_bytes,
+        "arena_bytes": arena_bytes,
+        "allocator": allocator,
+        "nvshmem": nvshmem,
+        "weights": weights,
+        "host_bytes": host_bytes,
+        "load_bandwidth": load_bandwidth,
+        "device": device,
+    }
+    options = {name: checked_option(name, value) for name, value in given.items()}
+    budget, arena = options["memory_bytes"], options["arena_bytes"]
+    configured = any(option is not None for option in options.values())
     if client in _attached and not configured:
         return
+    worker_options()  # an unknown key here is said here
     _check_versions(client)
     if device is not None and device != "cpu":
         _check_device(client, device)
@@ -105,17 +96,7 @@ def attach(
     from worker_plugin.plugin import ServingPlugin
 
     client.register_plugin(ServingSchedulerPlugin())
-    plugin = ServingPlugin(
-        memory_bytes=budget,
-        arena_bytes=arena,
-        allocator=allocator or ALLOCATORS[0],
-        nvshmem=nvshmem is not False,
-        weights=weights or WEIGHTS[0],
-        host_bytes=host,
-        load_bandwidth=bandwidth,
-        device=device,
-        expected=version("st2i_dask"),
-    )
+    plugin = ServingPlugin(**options, expected=version("st2i_dask"))
     plugin.idempotent = not configured
     results = client.register_plugin(plugin)
     for address, result in (results or {}).items():
@@ -139,18 +120,6 @@ def local_cluster(n_workers: int = 2, **options: Any) -> LocalCluster:
     return LocalCluster(
         n_workers=n_workers, **{"threads_per_worker": 1, "processes": True, **options}
     )
-
-
-def _size(name: str, size: int | str | None) -> int | None:
-    if size is None:
-        return None
-    try:
-        nbytes = 0 if isinstance(size, bool) else int(parse_bytes(size))
-    except (ValueError, TypeError, OverflowError):
-        nbytes = 0
-    if nbytes <= 0:
-        raise AttachError(f"{name}={size!r} is not a positive size; write for example '8 GiB'")
-    return nbytes
 
 
 def _check_versions(client: Client) -> None:
@@ -224,10 +193,13 @@ def _check_memory(
 
 
 def _budget(device: str | None, dask_worker: Any) -> int:
+    from st2i_dask.config import worker_options
     from worker_plugin.budget import default_memory
     from worker_plugin.plugin import default_device
 
-    return default_memory(dask_worker, device or default_device())
+    own = worker_options()
+    device = device or own["device"] or default_device()
+    return own["memory_bytes"] or default_memory(dask_worker, device)
 
 
 def _versions() -> dict[str, str | None]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from distributed import WorkerPlugin
 
+from st2i_dask.config import worker_options
 from st2i_dask.errors import AttachError
 from st2i_dask.invocation import WORKER_PLUGIN
 
@@ -32,11 +33,13 @@ logger = logging.getLogger(__name__)
 class ServingPlugin(WorkerPlugin):
     """Installed on every worker, also on those that join later.
 
-    memory_bytes: budget for weights, tensors and activations; None: see budget.default_memory.
-    arena_bytes: the part of it that is the arena; None: see budget.default_arena.
+    What is None is taken from the configuration of the worker's node, see st2i_dask.config.
+
+    memory_bytes: budget for weights, tensors and activations; else budget.default_memory.
+    arena_bytes: the part of it that is the arena; else budget.default_arena.
     allocator, nvshmem: see heaps.WorkerHeap. weights (its `mode`), host_bytes, load_bandwidth: see
         weights.WeightStore.
-    device: a torch device name; None: the first CUDA device if there is one, else the CPU.
+    device: a torch device name; else the first CUDA device if there is one, else the CPU.
     expected: version of st2i_dask at the client; a worker with another one refuses to serve.
     """
 
@@ -47,9 +50,9 @@ class ServingPlugin(WorkerPlugin):
         *,
         memory_bytes: int | None,
         arena_bytes: int | None,
-        allocator: str,
-        nvshmem: bool,
-        weights: str,
+        allocator: str | None,
+        nvshmem: bool | None,
+        weights: str | None,
         host_bytes: int | None,
         load_bandwidth: int | None,
         device: str | None,
@@ -83,11 +86,17 @@ class ServingPlugin(WorkerPlugin):
                 f"worker {worker.address} has st2i_dask {here}, the client {self.expected}; "
                 "install the same version on both"
             )
-        device = self.device or default_device()
+        options = worker_options()
+        options.update(
+            {name: value for name in options if (value := getattr(self, name)) is not None}
+        )
+        device = options["device"] or default_device()
         cache = node_cache()
-        memory = self.memory_bytes or default_memory(worker, device)
-        arena_bytes = self.arena_bytes or default_arena(memory)
-        self.heap = WorkerHeap(worker, device, arena_bytes, self.allocator, self.nvshmem)
+        memory = options["memory_bytes"] or default_memory(worker, device)
+        arena_bytes = options["arena_bytes"] or default_arena(memory)
+        self.heap = WorkerHeap(
+            worker, device, arena_bytes, options["allocator"], options["nvshmem"] is not False
+        )
         heap = await self.heap.open()
         try:
             arena = Arena(heap)
@@ -95,9 +104,9 @@ class ServingPlugin(WorkerPlugin):
                 memory=memory,
                 device=device,
                 arena=arena,
-                mode=self.weights,
-                host_bytes=self.host_bytes or default_host(),
-                bandwidth=self.load_bandwidth,
+                mode=options["weights"],
+                host_bytes=options["host_bytes"] or default_host(),
+                bandwidth=options["load_bandwidth"],
                 profiles=Profiles(cache / "profiles" if cache is not None else None),
                 ids=ContentIds(DigestStore(cache) if cache is not None else None),
             )

@@ -101,6 +101,9 @@ class Parameter:
 
     def check_rules(self, value: Any, values: Mapping[str, Any]) -> None:
         """ParameterError if a rule refuses the value; `values` are all parameters by name."""
+        if value is None and self.required and self.annotation is Any and self.rules:
+            wanted = " and ".join(rule.describe() for rule in self.rules)
+            raise ParameterError(f"{self.name}=None, wanted {wanted}")
         if value is not None:
             for rule in self.rules:
                 try:

@@ -5,13 +5,18 @@
 
 from __future__ import annotations
 
+import inspect
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..workflow import Workflow
-from .families import TEXT, find
+from ..errors import LoadError
+from ..workflow import Workflow, workflow
+from .families import TEXT, Builder, find
 from .folder import PACKAGED, DiffusersFolder, read_folder
+from .form import check_defaults
+from .narrowed import with_defaults
 
 _loaded: dict[tuple[Any, ...], Workflow] = {}
 
@@ -46,8 +51,15 @@ def load(
     incomplete or of a family that is not supported.
     """
     source = str(source)
-    if isinstance(controlnet, (str, Path)):
+    if isinstance(controlnet, (str, os.PathLike)):
         controlnet = [controlnet]
+    if not isinstance(controlnet, (list, tuple, type(None))):
+        raise LoadError(f"controlnet={controlnet!r} is no folder or hub id, nor a list of them")
+    if not isinstance(scheduler, (Mapping, type(None))):
+        raise LoadError(
+            f"scheduler={scheduler!r} is no dictionary of changes; for another class give "
+            "{'_class_name': 'EulerDiscreteScheduler'}"
+        )
     controlnets = tuple(map(str, controlnet or ()))
     key = (source, task, name, dtype, controlnets, repr(scheduler), repr(sorted(defaults.items())))
     if key not in _loaded:
@@ -62,8 +74,29 @@ def load(
         if controlnets:
             defaults["controlnets"] = controlnets
         name = name or _name(folder, task, dtype, controlnets)
-        _loaded[key] = builder(folder, name=name, dtype=dtype, **defaults)
+        _loaded[key] = _build(builder, folder, name, dtype, defaults)
     return _loaded[key]
+
+
+def _build(
+    builder: Builder,
+    folder: DiffusersFolder,
+    name: str,
+    dtype: str | None,
+    defaults: dict[str, Any],
+) -> Workflow:
+    """With defaults of any of the workflow's parameters, also of those that its builder does not take."""
+    taken = inspect.signature(builder).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values()):
+        return builder(folder, name=name, dtype=dtype, **defaults)
+    own = {key: value for key, value in defaults.items() if key in taken}
+    made = builder(folder, name=name, dtype=dtype, **own)
+    others = {key: value for key, value in defaults.items() if key not in taken}
+    if not others:
+        return made
+    check_defaults(folder.source, others, [parameter.name for parameter in made.parameters])
+    changed: Workflow = workflow(name=name, replace=True)(with_defaults(made.function, others))
+    return changed
 
 
 def _name(

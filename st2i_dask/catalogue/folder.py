@@ -40,6 +40,21 @@ _UNCONTROLLED = {
 }
 
 
+class _Config(dict[str, Any]):
+    """A component's configuration that says which file lacks a value."""
+
+    def __init__(self, values: Mapping[str, Any], path: Path, source: str):
+        super().__init__(values)
+        self._about = path, source
+
+    def __reduce__(self) -> Any:
+        return _Config, (dict(self), *self._about)
+
+    def __missing__(self, key: str) -> Any:
+        path, source = self._about
+        raise LoadError(f"{source!r}: {path} does not say {key!r}; copy the file again")
+
+
 @dataclass(frozen=True)
 class DiffusersFolder:
     """A pipeline's configuration. `source` is what workers get; `path` is where it is here."""
@@ -53,12 +68,14 @@ class DiffusersFolder:
         return str(self.index.get("_class_name"))
 
     def config(self, part: str, file: str = "config.json") -> dict[str, Any]:
-        """The configuration of one component. LoadError naming the file when it is missing."""
-        return _read_json(self.path / part / file, self.source)
+        """The configuration of one component. LoadError naming the file when it, or later a value that
+        is asked for, is missing."""
+        path = self.path / part / file
+        return _Config(_read_json(path, self.source), path, self.source)
 
     @cached_property
     def scheduler_config(self) -> dict[str, Any]:
-        return self.config("scheduler", "scheduler_config.json")
+        return dict(self.config("scheduler", "scheduler_config.json"))
 
     def with_scheduler(self, changes: Mapping[str, Any]) -> DiffusersFolder:
         """With these values in its scheduler's configuration; `_class_name` makes it another class.
@@ -91,9 +108,10 @@ class DiffusersFolder:
         cls = getattr(transformers, class_name, transformers.AutoTokenizer)
         try:
             return cls.from_pretrained(str(self.path / part))
-        except (OSError, ValueError) as error:
+        except Exception as error:  # of a damaged file, whatever its parser meets first
             raise LoadError(
-                f"{self.source!r}: {part} cannot be read ({error}); copy the whole folder again"
+                f"{self.source!r}: {part} cannot be read ({type(error).__name__}: {error}); copy the "
+                "whole folder again"
             ) from error
 
 
@@ -164,11 +182,11 @@ def read_folder(source: str, parts: set[str] | None = None) -> DiffusersFolder:
                 "missing; copy the whole folder again"
             )
         if present and part.startswith("tokenizer"):
-            _check_vocabulary(path / part, source)
+            _check_tokenizer(path / part, source, str(value[1]))
     return DiffusersFolder(source, path, index)
 
 
-def _check_vocabulary(folder: Path, source: str) -> None:
+def _check_tokenizer(folder: Path, source: str, class_name: str) -> None:
     # Without one, transformers makes an empty tokenizer and says nothing: any prompt, one picture.
     about = {
         "tokenizer_config.json",
@@ -181,6 +199,12 @@ def _check_vocabulary(folder: Path, source: str) -> None:
         raise LoadError(
             f"{source!r}: {folder} has no vocabulary (tokenizer.json, vocab.json, spiece.model); "
             "copy the whole folder again"
+        )
+    # Pipelines take CLIP's limit from it, and fail on a worker without one.
+    if class_name.startswith("CLIP") and not (folder / "tokenizer_config.json").is_file():
+        raise LoadError(
+            f"{source!r}: {folder} has no tokenizer_config.json, which says how many tokens a prompt "
+            "may have; copy the whole folder again"
         )
 
 

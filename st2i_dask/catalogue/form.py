@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ..errors import LoadError
@@ -27,11 +27,16 @@ def form(
     narrowed = without(compose, dict.fromkeys(absent))
     narrowed.__doc__ = about
     names = [parameter for parameter in narrowed.__annotations__ if parameter != "return"]
-    unknown = [default for default in defaults if default not in names]
-    if unknown:
-        raise LoadError(
-            f"{source!r}: no parameter {unknown[0]!r} to give a default to; its workflow takes: "
-            f"{', '.join(names)}"
-        )
+    check_defaults(source, defaults, names)
     made: Workflow = workflow(name=name, replace=True)(with_defaults(narrowed, defaults))
     return made
+
+
+def check_defaults(source: str, defaults: Iterable[str], names: Sequence[str]) -> None:
+    """LoadError for a default of no parameter. names: the workflow's parameters."""
+    for default in defaults:
+        if default not in names:
+            raise LoadError(
+                f"{source!r}: no parameter {default!r} to give a default to; its workflow takes: "
+                f"{', '.join(names)}"
+            )

@@ -230,3 +230,27 @@ def test_nan_is_an_error_never_a_picture(client, folders, tmp_path):
     future = st2i.load(poisoned).submit(client, prompt="a cat", num_steps=1, height=32, width=32)
     with pytest.raises(st2i.OutputError, match=r"VAE.*NaN"):
         future.result(timeout=TIMEOUT)
+
+
+# ---------------------------------------------------------------- other defaults
+
+
+@pytest.mark.parametrize("task", ["text-to-image", "image-to-image", "inpainting"])
+def test_any_parameter_may_have_another_default(folders, task):
+    loaded = st2i.load(folders["dev"], task=task, seed=5, num_images=2, num_steps=3)
+    defaults = {parameter.name: parameter.default for parameter in loaded.parameters}
+    assert (defaults["seed"], defaults["num_images"], defaults["num_steps"]) == (5, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(steps=3), "no parameter 'steps' to give a default to; its workflow takes: prompt"),
+        (dict(task="inpainting", steps=3), "no parameter 'steps'"),
+        (dict(scheduler="EulerDiscreteScheduler"), "no dictionary of changes; .*_class_name"),
+        (dict(controlnet=3), "controlnet=3 is no folder or hub id"),
+    ],
+)
+def test_options_that_are_none_are_refused(folders, options, message):
+    with pytest.raises(st2i.LoadError, match=message):
+        st2i.load(folders["dev"], **options)

@@ -92,6 +92,8 @@ CASES = [
     ("dev", TEXT, "float32", TRUE_CFG),
     ("schnell", TEXT, "bfloat16", {**TRUE_CFG, "num_images": 2, "num_steps": 4}),
     ("schnell", TEXT, "float32", dict(true_cfg_scale=2.5, negative_prompt="")),
+    ("schnell", TEXT, "float32", dict(true_cfg_scale=2.5)),  # no negative prompt: no guidance
+    ("dev", IMAGE, "bfloat16", dict(true_cfg_scale=2.5)),
     ("dev", IMAGE, "float32", dict()),
     ("dev", IMAGE, "bfloat16", dict(strength=1.0, num_images=2, seed=2**63)),
     ("dev", IMAGE, "float32", dict(strength=0.1, image=np.asarray(picture(40, 20)) / 255)),
@@ -148,7 +150,7 @@ def test_every_parameter_changes_the_picture(folders, task):
         {"strength": 0.9},
         {"image": picture(64, 60, seed=1)},
         {"guidance_scale": 1.0},
-        {"true_cfg_scale": 3.0},
+        {"true_cfg_scale": 3.0, "negative_prompt": ""},
         {"true_cfg_scale": 3.0, "negative_prompt": "a dog"},
         {"true_cfg_scale": 5.0, "negative_prompt": "a dog"},
     ]

@@ -149,6 +149,21 @@ def test_a_missing_configuration_is_refused(path):
     assert "scheduler_config.json cannot be read" in refused(lambda: folder.scheduler_config)
 
 
+def test_a_configuration_that_lacks_a_value_is_refused_with_its_file(path):
+    config = read_folder(str(path)).config("transformer")
+    config = pickle.loads(pickle.dumps(config))
+    assert config.get("num_layers") is None
+    message = refused(lambda: config["num_layers"])
+    assert f"{path}/transformer/config.json does not say 'num_layers'; copy the file" in message
+
+
+def test_a_clip_tokenizer_without_its_limit_is_refused(path):
+    (path / "tokenizer" / "tokenizer_config.json").unlink()
+    assert "has no tokenizer_config.json, which says how many" in refused(
+        lambda: read_folder(str(path))
+    )
+
+
 def test_a_tokenizer_without_vocabulary_is_refused(path):
     """transformers would make one that maps every prompt to the same tokens."""
     (path / "tokenizer" / "tokenizer.json").unlink()

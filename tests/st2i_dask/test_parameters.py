@@ -315,6 +315,14 @@ def test_a_prompt_without_rules_must_still_say_something():
     assert bound(f, prompt="a") == {"prompt": "a", "negative_prompt": ""}
 
 
+def test_none_is_no_value_for_a_required_parameter_of_any_type():
+    def f(image: Annotated[Any, Range(0, 1)], other: Annotated[Any, Range(0, 1)] = None): ...
+
+    bind(declared(f, "w"), {"image": 1, "other": None}, "w")
+    with pytest.raises(ParameterError, match="image=None, wanted 0 to 1"):
+        bind(declared(f, "w"), {"image": None}, "w")
+
+
 def test_a_rule_may_look_at_another_parameter_also_at_a_later_one():
     def f(prompt: Annotated[str, Prompt(max_tokens="length", count=len)], length: int = 3): ...
 

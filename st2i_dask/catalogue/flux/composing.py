@@ -100,11 +100,12 @@ def encode_texts(
     max_sequence_length: int,
     num_images: int,
 ) -> Texts:
-    """Inside a workflow: the prompt through both encoders, and the negative one with true CFG."""
+    """Inside a workflow: the prompt through both encoders, and the negative one with true CFG: as in
+    the pipeline where there is a negative prompt, be it empty, and a scale above 1."""
     pooled = clip(prompt, num_images)
     embeds = t5(prompt, max_sequence_length, num_images)
     ids = text_ids(embeds, pooled)
-    if true_cfg_scale <= 1:
+    if negative_prompt is None or true_cfg_scale <= 1:
         return Texts(pooled, embeds, ids)
     return Texts(
         pooled,

@@ -7,7 +7,7 @@ pipeline adds zeros; here the ControlNets are not run at all.
 
 from typing import Annotated, Any
 
-from ...parameters import Static
+from ...parameters import Maybe, Static
 from ...workflow import Workflow, workflow
 from ..denoising import seeded
 from ..folder import DiffusersFolder
@@ -59,7 +59,7 @@ def flux_controlnet_workflow(
         prompt: Annotated[str, base.prompt],
         control_image: Annotated[Any, controls.images],
         control_mode: Annotated[Any, controls.modes],
-        negative_prompt: Annotated[str, base.negative_prompt] = "",
+        negative_prompt: Annotated[Maybe[str | None], base.negative_prompt] = None,
         seed: int = 0,
         num_steps: Steps = num_steps or base.default_steps,
         height: Annotated[int, base.side] = height or base.default_side,

@@ -1,9 +1,10 @@
 """FLUX.1 from a picture: image to image and inpainting, bit-identical to `diffusers.FluxImg2ImgPipeline`
 and `diffusers.FluxInpaintPipeline`."""
 
+from functools import partial
 from typing import Annotated, Any
 
-from ...parameters import Static
+from ...parameters import Maybe, Static
 from ...workflow import Workflow, workflow
 from ..denoising import keep_outside, seeded
 from ..folder import DiffusersFolder
@@ -55,7 +56,7 @@ def flux_image_workflow(
         prompt: Annotated[str, base.prompt],
         image: Annotated[Any, InputImage()],
         mask_image: Annotated[Any, MaskImage()],
-        negative_prompt: Annotated[str, base.negative_prompt] = "",
+        negative_prompt: Annotated[Maybe[str | None], base.negative_prompt] = None,
         seed: int = 0,
         num_steps: Steps = num_steps or base.default_steps,
         height: Annotated[int, base.side] = height or base.default_side,
@@ -130,6 +131,5 @@ def flux_image_workflow(
     return made
 
 
-def flux_inpainting_workflow(folder: DiffusersFolder, **options: Any) -> Workflow:
-    """`flux_image_workflow` with a mask."""
-    return flux_image_workflow(folder, inpainting=True, **options)
+#: With a mask.
+flux_inpainting_workflow = partial(flux_image_workflow, inpainting=True)

@@ -5,7 +5,7 @@ Both forms: dev (a guidance embedding, timesteps shifted with the image size) an
 
 from typing import Annotated, Any
 
-from ...parameters import Static
+from ...parameters import Maybe, Static
 from ...workflow import Workflow, workflow
 from ..denoising import seeded
 from ..folder import DiffusersFolder
@@ -49,7 +49,7 @@ def flux_workflow(
 
     def compose(
         prompt: Annotated[str, base.prompt],
-        negative_prompt: Annotated[str, base.negative_prompt] = "",
+        negative_prompt: Annotated[Maybe[str | None], base.negative_prompt] = None,
         seed: int = 0,
         num_steps: Steps = num_steps or base.default_steps,
         height: Annotated[int, base.side] = height or base.default_side,
@@ -62,7 +62,7 @@ def flux_workflow(
         max_sequence_length: Length = max_sequence_length,
         output_type: Output = "pil",
     ) -> Any:
-        """FLUX.1 text to image; the negative prompt has a say with true_cfg_scale above 1."""
+        """FLUX.1 text to image; a negative prompt, be it empty, has a say with true_cfg_scale above 1."""
         clip = ClipText(base.source, **adapted(base.options, loras, "text_encoder"))
         t5 = T5Text(base.source, **adapted(base.options, loras, "text_encoder_2"))
         transformer = FluxTransformer(base.source, **adapted(base.options, loras, "transformer"))

@@ -5,6 +5,7 @@ Both forms: distilled (few steps, no guidance) and base (guidance by two forward
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Any
 
 from ...parameters import Static
@@ -137,6 +138,5 @@ def klein_workflow(
     return made
 
 
-def klein_edit_workflow(folder: DiffusersFolder, **options: Any) -> Workflow:
-    """`klein_workflow` from reference pictures."""
-    return klein_workflow(folder, editing=True, **options)
+#: From reference pictures.
+klein_edit_workflow = partial(klein_workflow, editing=True)

@@ -41,7 +41,7 @@ def run(effort: Effort) -> Figure:
         Claim(
             "Section 8.3: allocation failures in full memory",
             "none at 97 %",
-            "see README, Memory",
+            "no layer and no tensor goes without, at 97 %",
             "real policy and allocator in virtual time: `st2i bench fragment`",
         ),
     ]

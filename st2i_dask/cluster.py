@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from distributed import Client, LocalCluster
 
 # Packages whose version decides the pixels: they must agree between workers.
-_PIXEL_PACKAGES = ("torch", "diffusers", "transformers")
+PIXEL_PACKAGES = ("torch", "diffusers", "transformers")
 
 _attached: weakref.WeakSet[Client] = weakref.WeakSet()
 
@@ -123,7 +123,7 @@ def local_cluster(n_workers: int = 2, **options: Any) -> LocalCluster:
 
 
 def _check_versions(client: Client) -> None:
-    probe = _by_value(_versions)
+    probe = by_value(_versions)
     here = version("st2i_dask")
     nodes = {"scheduler": client.run_on_scheduler(probe), **client.run(probe)}
     for node, found in nodes.items():
@@ -139,7 +139,7 @@ def _check_versions(client: Client) -> None:
                 "install the same version on client, scheduler and workers"
             )
     workers = {node: found for node, found in nodes.items() if node != "scheduler"}
-    for package in _PIXEL_PACKAGES:
+    for package in PIXEL_PACKAGES:
         seen = {found[package]: node for node, found in workers.items()}
         if len(seen) > 1:
             listing = ", ".join(f"{v or 'none'} on {node}" for v, node in seen.items())
@@ -151,7 +151,7 @@ def _check_versions(client: Client) -> None:
 
 def _check_device(client: Client, device: str) -> None:
     """Before anything is registered: a plugin that cannot start would stop the workers."""
-    for worker, problem in client.run(_by_value(_device_problem), device).items():
+    for worker, problem in client.run(by_value(_device_problem), device).items():
         if problem:
             raise AttachError(
                 f"worker {worker} has no device {device!r}: {problem}; leave device out, or use "
@@ -183,7 +183,7 @@ def _check_memory(
     if arena is None:
         return
     whose = "the worker's budget" if memory is None else "memory_bytes"
-    for worker, budget in client.run(_by_value(_budget), device).items():
+    for worker, budget in client.run(by_value(_budget), device).items():
         limit = (memory or budget) - smallest
         if not smallest <= arena <= limit:
             raise AttachError(
@@ -214,7 +214,7 @@ def _versions() -> dict[str, str | None]:
     return found
 
 
-def _by_value(function: Callable[..., Any]) -> Callable[..., Any]:
+def by_value(function: Callable[..., Any]) -> Callable[..., Any]:
     """A copy that pickles with its code: the other side may lack this package."""
     copy = types.FunctionType(function.__code__, {"__builtins__": builtins}, function.__name__)
     copy.__module__ = "__main__"

@@ -15,6 +15,7 @@ from st2i_dask.invocation import WORKER_PLUGIN
 from .arena import Arena
 from .budget import default_arena, default_host, default_memory
 from .callback_pulls import CallbackPulls
+from .checkup import Checkup
 from .content import ContentIds
 from .digests import DigestStore
 from .exchange import Exchange
@@ -74,9 +75,11 @@ class ServingPlugin(WorkerPlugin):
         self.exchange: Exchange | None = None
         self.pulls: CallbackPulls | None = None
         self.orchestrators: Orchestrators | None = None
+        self.checkup: Checkup | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         on_worker = ("heap", "executor", "runner", "store", "exchange", "pulls", "orchestrators")
+        on_worker += ("checkup",)
         return {**self.__dict__, **dict.fromkeys(on_worker)}
 
     async def setup(self, worker: Any) -> None:
@@ -91,12 +94,11 @@ class ServingPlugin(WorkerPlugin):
             {name: value for name in options if (value := getattr(self, name)) is not None}
         )
         device = options["device"] or default_device()
+        nvshmem = options["nvshmem"] is not False
         cache = node_cache()
         memory = options["memory_bytes"] or default_memory(worker, device)
         arena_bytes = options["arena_bytes"] or default_arena(memory)
-        self.heap = WorkerHeap(
-            worker, device, arena_bytes, options["allocator"], options["nvshmem"] is not False
-        )
+        self.heap = WorkerHeap(worker, device, arena_bytes, options["allocator"], nvshmem)
         heap = await self.heap.open()
         try:
             arena = Arena(heap)
@@ -125,6 +127,8 @@ class ServingPlugin(WorkerPlugin):
         self.runner.start()
         self.runner.announce()
         self.orchestrators = Orchestrators(worker, self.executor)
+        self.checkup = Checkup(worker, self.store, self.exchange, device=device, nvshmem=nvshmem)
+        self.checkup.start()
         logger.info(
             "st2i worker: device %s, budget of %s bytes, %s arena of %s of them",
             device,
@@ -141,6 +145,8 @@ class ServingPlugin(WorkerPlugin):
         assert self.store is not None
         assert self.heap is not None
         assert self.orchestrators is not None
+        assert self.checkup is not None
+        self.checkup.stop()
         self.orchestrators.close()
         self.runner.stop()
         self.pulls.stop()
@@ -150,7 +156,7 @@ class ServingPlugin(WorkerPlugin):
         self.heap.leave()
         self.store.arena.heap.close()
         self.heap = self.executor = self.runner = self.pulls = self.exchange = self.store = None
-        self.orchestrators = None
+        self.orchestrators = self.checkup = None
 
     def transition(self, key: Any, start: str, finish: str, **message: Any) -> None:
         if self.orchestrators is not None:

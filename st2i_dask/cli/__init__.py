@@ -19,6 +19,7 @@ _COMMANDS = {
     "bench": ("st2i_dask.bench.__main__", "bench", "Measure and compare."),
     "costs": ("st2i_dask.cli.operate", "costs", "Save or load learned costs."),
     "demo": ("st2i_dask.cli.demo", "demo", "Draw a gallery on a local cluster for two tenants."),
+    "doctor": ("st2i_dask.cli.doctor", "doctor", "Look for what is wrong with a cluster."),
     "generate": ("st2i_dask.cli.generate", "generate", "Make images from prompts; resumable."),
     "models": ("st2i_dask.cli.operate", "models", "Show what every worker has of every model."),
     "serve": ("st2i_dask.cli.serve", "serve", "Serve the OpenAI images API over HTTP."),

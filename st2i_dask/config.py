@@ -65,7 +65,8 @@ def check_keys() -> None:
     found = dask.config.get("st2i")
     _check_names("st2i", found, DEFAULTS)
     for section, known in DEFAULTS.items():
-        _check_names(f"st2i.{section}", found[section], known)
+        # `dask.config.set({"st2i": ...})` leaves out the others.
+        _check_names(f"st2i.{section}", found.get(section, {}), known)
 
 
 def _check_names(where: str, found: Any, known: Mapping[str, Any]) -> None:
@@ -89,7 +90,8 @@ def _check_names(where: str, found: Any, known: Mapping[str, Any]) -> None:
 
 def _section(section: str) -> dict[str, Any]:
     return {
-        name.replace("-", "_"): dask.config.get(_key(section, name)) for name in DEFAULTS[section]
+        name.replace("-", "_"): dask.config.get(_key(section, name), default)
+        for name, default in DEFAULTS[section].items()
     }
 
 

@@ -41,6 +41,13 @@ def test_sizes_are_bytes_and_settings_are_numbers():
     assert worker_options()["memory_bytes"] is None
 
 
+def test_a_whole_section_may_be_set_in_part():
+    with dask.config.set({"st2i": {"worker": {"device": "cpu"}}}):
+        assert worker_options()["device"] == "cpu"
+        assert worker_options()["allocator"] == "best_fit"
+        assert configured_settings() == Settings()
+
+
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [

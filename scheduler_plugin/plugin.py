@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from importlib.metadata import version
 from typing import Any
 
 from distributed import SchedulerPlugin
@@ -133,7 +134,8 @@ class ServingSchedulerPlugin(SchedulerPlugin):
         return [asdict(row) for row in self.policy.tenants(time.monotonic())]
 
     def change_settings(self, changes: dict[str, Any] | None = None) -> dict[str, Any]:
-        """RPC `st2i_settings`: apply changes, if any; the rows that hold now, or what was wrong."""
+        """RPC `st2i_settings`: apply changes, if any; the rows that hold now and the package's version,
+        or what was wrong."""
         if changes:
             try:
                 settings = self.policy.settings.with_changes(**self._merged(changes))
@@ -141,7 +143,8 @@ class ServingSchedulerPlugin(SchedulerPlugin):
                 return {"error": str(error)}
             self.policy.handle(ev.SettingsChanged(time.monotonic(), settings))
             self.bridge.seams.arm()
-        return {"rows": [tuple(row) for row in self.policy.settings.rows()]}
+        rows = [tuple(row) for row in self.policy.settings.rows()]
+        return {"rows": rows, "version": version("st2i_dask")}
 
     def _merged(self, changes: dict[str, Any]) -> dict[str, Any]:
         """Weights and caps are changed tenant by tenant; None takes a tenant's own away."""

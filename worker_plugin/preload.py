@@ -58,8 +58,10 @@ class _Checked(click.Command):
 @click.option("--device", help="cpu, cuda or cuda:N.")
 async def dask_setup(worker: Any, **options: Any) -> None:
     dask.config.set(_configuration(options))
+    serving = await _serving_version(worker)
     try:
         check_arena(worker)
+        check_version(serving)
     except AttachError as error:
         # Dask goes on after other exceptions, with a worker that cannot serve.
         logger.error("%s", error)
@@ -69,7 +71,7 @@ async def dask_setup(worker: Any, **options: Any) -> None:
             "this worker has %s threads; an executor has one: start it with --nthreads 1",
             worker.state.nthreads,
         )
-    if not await _scheduler_serves(worker):
+    if serving is None:
         logger.warning(
             "the scheduler %s does not serve workflows; start it with --preload "
             "scheduler_plugin.preload, or call st2i.attach(client). This worker runs plain Dask "
@@ -85,15 +87,17 @@ async def dask_setup(worker: Any, **options: Any) -> None:
     )
 
 
-async def _scheduler_serves(worker: Any) -> bool:
-    """Whether it has the plugin. Waits for a scheduler that is not there yet, as Dask's worker does."""
+async def _serving_version(worker: Any) -> str | None:
+    """Of the scheduler's plugin; None: it has none. Waits for a scheduler that is not there yet, as
+    Dask's worker does."""
     for attempt in range(_ASKED):
         if attempt:
             await asyncio.sleep(_APART_S)
         # Dask answers None, and logs it, when it does not know the question.
-        if await _settings(worker) is not None:
-            return True
-    return False
+        answer = await _settings(worker)
+        if answer is not None:
+            return str(answer.get("version"))
+    return None
 
 
 async def _settings(worker: Any) -> Any:
@@ -118,6 +122,16 @@ def check_device(device: str | None) -> None:
             f"device={device!r} is not there: {type(error).__name__}: {error}; leave it out, or use "
             "'cpu'"
         ) from error
+
+
+def check_version(scheduler: str | None) -> None:
+    """AttachError when the scheduler serves with another version of the package."""
+    here = version("st2i_dask")
+    if scheduler not in (None, here):
+        raise AttachError(
+            f"this worker has st2i_dask {here}, the scheduler {scheduler}; install the same version "
+            "on both"
+        )
 
 
 def check_arena(worker: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -9,6 +10,8 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.metadata import version
+from types import SimpleNamespace
 
 import click
 import dask.config
@@ -217,3 +220,31 @@ def test_both_preloads_take_what_attach_and_settings_take():
     assert names(worker_preload.dask_setup) == set(DEFAULTS["worker"])
     scheduler = set(DEFAULTS["scheduler"]) - {"weights", "caps"}  # by tenant: in a file
     assert names(scheduler_preload.dask_setup) == scheduler
+
+
+class _Worker:
+    """As far as the preload looks at one: its scheduler serves with this version."""
+
+    def __init__(self, version):
+        self.version, self.registered = version, []
+        self.scheduler = self
+        self.state = SimpleNamespace(nthreads=1)
+        self.memory_manager = SimpleNamespace(memory_limit=1 << 30)
+
+    async def st2i_settings(self):
+        return {"rows": [], "version": self.version}
+
+    async def register_worker_plugin(self, **message):
+        self.registered.append(message["name"])
+
+
+def test_a_worker_of_another_version_ends():
+    here = _Worker(version("st2i_dask"))
+    asyncio.run(worker_preload.dask_setup.callback(here))
+    assert here.registered == ["st2i-worker"]
+    other = _Worker("9.9.9")
+    with pytest.raises(SystemExit):
+        asyncio.run(worker_preload.dask_setup.callback(other))
+    assert other.registered == []
+    with pytest.raises(st2i.AttachError, match=r"the scheduler 9\.9\.9; install the same version"):
+        worker_preload.check_version("9.9.9")

@@ -91,6 +91,11 @@ def _expand(workflow: Workflow, want: Wanted, plan: Plan) -> list[Job]:
                     f"{want.images} images of one prompt differ in their seed, but workflow "
                     f"{workflow.name!r} has no seed here; ask for 1 image"
                 )
+            if parameters.get("num_images", 1) != 1:
+                raise ParameterError(
+                    f"num_images={parameters['num_images']!r} gives several images at once, and a file "
+                    'holds one; ask for --images (in JSON "images"), whose seeds count up'
+                )
             name = image_name(workflow.name, parameters)
             jobs.append(Job(name, want.where, want.tenant, values, parameters, composed.version))
     except ParameterError as error:

@@ -260,12 +260,16 @@ def noisy_step(
     scheduler: Any, step: int, noise_pred: Any, latents: Any, generator_state: Any
 ) -> tuple[Any, Any, Any]:
     """Latents after the step of a scheduler that adds noise, and the states for the next one."""
+    from diffusers import StableDiffusionXLPipeline
+
     # Inputs are immutable: a retry may read the same scheduler again.
     scheduler, generator = copy.deepcopy(scheduler), resumed(generator_state)
+    # Its eta is the pipeline's, 0, where the scheduler's own may be another one.
+    options = StableDiffusionXLPipeline.prepare_extra_step_kwargs(
+        SimpleNamespace(scheduler=scheduler), generator, eta=0.0
+    )
     timestep = scheduler.timesteps[step]
-    latents = scheduler.step(noise_pred, timestep, latents, generator=generator, return_dict=False)[
-        0
-    ]
+    latents = scheduler.step(noise_pred, timestep, latents, **options, return_dict=False)[0]
     return latents, scheduler, generator.get_state()
 
 

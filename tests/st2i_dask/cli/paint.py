@@ -54,3 +54,9 @@ def plain(prompt: str) -> Any:
 def numbers(prompt: str, seed: int = 0) -> Any:
     """Returns an array, no image."""
     return _paint(prompt, seed, 1, 16, 16, 0.0)
+
+
+@st2i.workflow(replace=True)
+def batch(prompt: str, seed: int = 0, num_images: int = 1) -> Any:
+    """Takes the number of pictures that come at once."""
+    return st2i.to_image(_paint(prompt, seed, num_images, 16, 16, 0.0))

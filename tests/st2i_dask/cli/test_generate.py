@@ -230,6 +230,12 @@ def test_several_images_need_a_seed(generate, no_cluster):
     assert "2 images of one prompt differ in their seed" in result.stderr
 
 
+def test_a_file_holds_one_image(generate, no_cluster):
+    result = generate("a", "--param", "num_images=2", workflow="batch")
+    assert result.exit_code == 1
+    assert "num_images=2 gives several images at once, and a file holds one" in result.stderr
+
+
 def test_a_result_that_is_no_image_fails_its_prompt(generate):
     result = generate("a", workflow="numbers")
     assert result.exit_code == 1

@@ -91,7 +91,7 @@ def test_workflows_lists_what_is_packaged(st2i):
     ("text", "message"),
     [
         ("absent.py:x", "'absent.py' is not there"),
-        (f"{PAINT}:absent", "has no workflow 'absent'; it has: numbers, paint, plain"),
+        (f"{PAINT}:absent", "has no workflow 'absent'; it has: batch, numbers, paint, plain"),
         (f"{PAINT}", "name one: paint.py:WORKFLOW"),
         ("no-such-folder", "'no-such-folder'"),
     ],

@@ -12,7 +12,7 @@ demo: $(INSTALLED)
 	$(BIN)/st2i demo --out st2i-demo
 
 test: lint native
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 slow: $(INSTALLED)
 	$(BIN)/python -m pytest -m slow

@@ -209,15 +209,12 @@ class ComponentCalls:
         for key in orchestration.calls:
             self._owner_of.pop(key, None)
         client = _client(owner)
-        keys = (
-            [ts.key for ts in self._scheduler.clients[client].wants_what]
-            if (client in self._scheduler.clients)
-            else []
-        )
-        self._scheduler.client_releases_keys(
-            keys=keys, client=client, stimulus_id=f"st2i-over-{owner}"
-        )
-        self._scheduler.clients.pop(client, None)
+        if client in self._scheduler.clients:  # not where it ended before its first call
+            keys = [ts.key for ts in self._scheduler.clients[client].wants_what]
+            self._scheduler.client_releases_keys(
+                keys=keys, client=client, stimulus_id=f"st2i-over-{owner}"
+            )
+            self._scheduler.clients.pop(client, None)
         self._bridge.seams.arm()
 
     def _release(self, owner: str, keys: Any) -> None:

@@ -125,6 +125,9 @@ class ComponentCalls:
                 await asyncio.sleep(ASK_AGAIN_S)
                 if self._owners.get(owner) is not orchestration:
                     return {"status": "over"}
+            if any(sent not in self._scheduler.tasks for sent in task.dependencies):
+                # Dask keeps one copy of an argument, which may have been on a worker that is gone.
+                return {"status": "lost"}
             self._submit(owner, key, task, annotation)
         return await self.call_result(owner, worker, key)
 

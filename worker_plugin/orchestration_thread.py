@@ -151,6 +151,10 @@ class OrchestrationThread:
         outputs = self._wait(self._channel.recorded(index, call))
         while outputs is None:
             outputs = self._wait(self._channel.submit(index, call, self._send(call)))
+            if outputs is None:  # any argument may be lost
+                for _, _, old in self._sent.values():
+                    self._channel.drop(old)
+                self._sent.clear()
         return outputs
 
     def _send(self, call: Any) -> list[Sent]:

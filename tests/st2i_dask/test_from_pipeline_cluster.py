@@ -233,6 +233,24 @@ def invocations(client, tenant):
     )
 
 
+def forget_arguments(dask_scheduler):
+    """As when the only worker that Dask has kept them on is gone."""
+    keys = [k for k, ts in dask_scheduler.tasks.items() if ts.run_spec is None and ts.who_has]
+    dask_scheduler.transitions(dict.fromkeys(keys, "forgotten"), "test")
+    return len(keys)
+
+
+def test_arguments_that_are_lost_are_sent_again(client, folders):
+    arguments = {**FLUX, "num_inference_steps": 40}
+    theirs = classic(folders["FluxPipeline"], "float32", 3, **arguments)[0]
+    future = long_request(client, folders, "gus", num_inference_steps=40, seed=3)
+    calls_made(client, 4)
+    assert client.run_on_scheduler(forget_arguments) > 0
+    assert torch.equal(future.result(timeout=TIMEOUT), theirs)
+    del future
+    nothing_is_left(client)
+
+
 @pytest.mark.parametrize("whose", ["orchestrator", pytest.param("other", marks=pytest.mark.slow)])
 def test_after_the_loss_of_a_worker_the_image_is_equal(client, folders, whose):
     steps = 80

@@ -92,8 +92,9 @@ class WaitingTransformer(FluxTransformer):
 
     def setup_io(self) -> None:
         super().setup_io()
-        for name in (DOUBLES, SINGLES):
-            self.inputs[name] = Input(name, optional=True)
+        for name, declared in self.inputs.items():
+            if declared.callback:
+                self.inputs[name] = Input(name, optional=True)
 
 
 class Total(st2i.ModelFn):

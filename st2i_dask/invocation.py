@@ -6,6 +6,7 @@ program. It is imported by the scheduler too, so it must stay cheap to import.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -188,6 +189,8 @@ class BoundTask:
         return values
 
 
+#: How long a task waits for a plugin that is being replaced, and for one that is starting, seconds.
+ABSENT_SECONDS, START_SECONDS = 2.0, 120.0
 #: Arguments of `run_invocation` before the dependencies.
 LEADING = 4
 
@@ -215,6 +218,13 @@ def _runner() -> Runner:
 
     worker = get_worker()
     plugin = worker.plugins.get(WORKER_PLUGIN)
+    # Attaching anew replaces the plugin while tasks are there: for moments none is ready.
+    begin = time.monotonic()
+    while plugin is None or (plugin.runner is None and plugin.starting):
+        if time.monotonic() - begin > (ABSENT_SECONDS if plugin is None else START_SECONDS):
+            break
+        time.sleep(0.005)
+        plugin = worker.plugins.get(WORKER_PLUGIN)
     if plugin is None or plugin.runner is None:
         raise AttachError(
             f"worker {worker.address} does not serve: its {WORKER_PLUGIN} plugin "

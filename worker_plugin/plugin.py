@@ -68,6 +68,8 @@ class ServingPlugin(WorkerPlugin):
         self.load_bandwidth = load_bandwidth
         self.device = device
         self.expected = expected
+        #: Whether `setup` has still to end, one way or the other.
+        self.starting = True
         self.heap: WorkerHeap | None = None
         self.executor: Executor | None = None
         self.runner: StepRunner | None = None
@@ -83,6 +85,12 @@ class ServingPlugin(WorkerPlugin):
         return {**self.__dict__, **dict.fromkeys(on_worker)}
 
     async def setup(self, worker: Any) -> None:
+        try:
+            await self._start(worker)
+        finally:
+            self.starting = False
+
+    async def _start(self, worker: Any) -> None:
         here = version("st2i_dask")
         if here != self.expected:
             raise AttachError(

@@ -23,7 +23,7 @@ from .translate import translate
 def from_comfyui(
     source: str | Path | Mapping[str, Any],
     *,
-    models: Mapping[str, str | Path],
+    models: Mapping[str, str | Path] | None = None,
     images: str | Path | None = None,
     name: str | None = None,
     dtype: str | None = None,
@@ -42,4 +42,4 @@ def from_comfyui(
     if isinstance(source, (str, os.PathLike)):
         images = Path(source).parent if images is None else images
         name = Path(source).stem if name is None else name
-    return translate(evaluate(graph), dict(models), images, name or "comfyui", dtype)
+    return translate(evaluate(graph), dict(models or {}), images, name or "comfyui", dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -102,9 +103,18 @@ def _lora(take: Take) -> tuple[Any, ...]:
     return tuple(replace(each, loras=(*each.loras, lora)) for each in (model, clip))
 
 
+# What ComfyUI's encoder does not take as it is written.
+_SPECIAL = re.compile(r"\(.*:\s*[\d.]+\s*\)|\bembedding:\S+", re.DOTALL)
+
+
 def _text(take: Take) -> tuple[Any, ...]:
     take("clip", Model)
-    return (Conditioning(take("text", str)),)
+    text = take("text", str)
+    if special := _SPECIAL.search(text):
+        raise ValueError(
+            f"text has {special[0]!r}: weights and embeddings have no counterpart here; write plain words"
+        )
+    return (Conditioning(text),)
 
 
 def _guidance(take: Take) -> tuple[Any, ...]:

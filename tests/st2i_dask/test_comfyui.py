@@ -329,6 +329,8 @@ def test_refusals_say_what_is_wrong(folders, value, message):
 def test_every_model_that_is_not_given_is_named(folders):
     with pytest.raises(st2i.LoadError, match=f"for '{CHECKPOINT}', '{CONTROLNET}'; pass models="):
         load(controlled(), {})
+    with pytest.raises(st2i.LoadError, match=f"for '{CHECKPOINT}'; pass models="):
+        st2i.from_comfyui(plain())
 
 
 def test_a_lora_with_two_strengths_is_refused(folders):
@@ -348,6 +350,21 @@ def test_a_lora_with_two_strengths_is_refused(folders):
 def test_a_picture_that_is_not_there_is_refused(folders, tmp_path):
     with pytest.raises(st2i.LoadError, match=re.escape(str(tmp_path / "edges.png"))):
         load(controlled(), folders, images=tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text", ["a (cat:1.3) on a sofa", "a cat, embedding:easynegative", "(a ((cat)) : 0.5)"]
+)
+def test_texts_that_mean_more_than_they_say_are_refused(folders, text):
+    value = changed(n7=node("CLIPTextEncode", text=text, clip=["4", 1]))
+    with pytest.raises(st2i.LoadError, match=r"CLIPTextEncode \(node 7\): text has .* plain words"):
+        load(value, folders)
+
+
+@pytest.mark.parametrize("text", ["a cat (asleep)", "ratio 16:9", "(one) and: two 2", "10:30 (a)"])
+def test_other_texts_are_taken_as_they_are(text):
+    value = changed(n7=node("CLIPTextEncode", text=text, clip=["4", 1]))
+    assert evaluate(read_graph(value)).positive.text == text
 
 
 @pytest.mark.parametrize("text", ["", "{", "null", "[]", '{"1": 2}'])

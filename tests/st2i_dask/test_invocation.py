@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+import time
+
 import pytest
 
 import st2i_dask as st2i
+from st2i_dask import invocation
 from st2i_dask.dag import build
 from st2i_dask.fusion import fuse
 from st2i_dask.invocation import BoundTask
@@ -121,3 +125,59 @@ def test_imports_come_from_the_right_export_of_the_right_dependency():
     bound = BoundTask(packed[-1], {}, None, tuple(outputs[d] for d in task.dependencies))
     result = bound.evaluate({})
     assert result["x"] == [(1, "b"), (0, "b"), (0, "a")]
+
+
+# ---------------------------------------------------------------- a worker whose plugin changes
+
+
+class Plugin:
+    def __init__(self, runner=None, starting=True):
+        self.runner, self.starting = runner, starting
+
+
+class Worker:
+    address = "tcp://10.0.0.1:9"
+
+    def __init__(self, plugin=None):
+        self.plugins = {} if plugin is None else {invocation.WORKER_PLUGIN: plugin}
+
+
+@pytest.fixture
+def worker(monkeypatch):
+    import distributed
+
+    made = Worker()
+    monkeypatch.setattr(distributed, "get_worker", lambda: made)
+    monkeypatch.setattr(invocation, "ABSENT_SECONDS", 0.2)
+    monkeypatch.setattr(invocation, "START_SECONDS", 5.0)
+    return made
+
+
+def test_a_task_waits_for_a_plugin_that_is_being_replaced(worker):
+    def replace():
+        time.sleep(0.05)
+        plugin = worker.plugins[invocation.WORKER_PLUGIN] = Plugin()
+        time.sleep(0.4)  # longer than an absent one is waited for
+        plugin.runner = "ready"
+
+    thread = threading.Thread(target=replace)
+    thread.start()
+    assert invocation._runner() == "ready"
+    thread.join()
+
+
+def test_a_plugin_that_did_not_start_is_an_error_at_once(worker):
+    worker.plugins[invocation.WORKER_PLUGIN] = Plugin(starting=False)
+    start = time.monotonic()
+    with pytest.raises(st2i.AttachError, match=r"10\.0\.0\.1:9 does not serve: .* did not start"):
+        invocation._runner()
+    assert time.monotonic() - start < 0.15
+
+
+@pytest.mark.parametrize(("plugin", "what"), [(None, "is missing"), (Plugin(), "did not start")])
+def test_waiting_for_a_plugin_is_bounded(worker, monkeypatch, plugin, what):
+    monkeypatch.setattr(invocation, "START_SECONDS", 0.2)
+    if plugin is not None:
+        worker.plugins[invocation.WORKER_PLUGIN] = plugin
+    with pytest.raises(st2i.AttachError, match=what):
+        invocation._runner()

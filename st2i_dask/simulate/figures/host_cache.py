@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,8 +12,9 @@ from .. import generate, traces
 from ..workload import POPULARITY
 from . import Claim, Effort, Figure
 
-#: Read in place where it is; elsewhere a generated trace of its shape stands in.
-TRACE = Path("/work/shared/data/genai_trace/requests.csv")
+#: Read in place, in the folder of traces that the variable ST2I_TRACES names; without it a generated
+#: trace of its shape stands in.
+TRACE = Path(os.environ.get("ST2I_TRACES", "traces"), "genai_trace", "requests.csv")
 SIZES = (1, 2, 3, 5, 8, 10, 12, 15, 20, 25, 30, 40)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,8 @@ from st2i_dask.errors import ParameterError
 from st2i_dask.simulate import generate, traces, workload
 from st2i_dask.simulate.traces import Asked
 
-DATA = Path("/work/shared/data")
-needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="the shared data is not on this machine")
+DATA = Path(os.environ.get("ST2I_TRACES", "traces"))
+needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="ST2I_TRACES names no folder of traces")
 
 
 def test_own_format_comes_back_as_it_was_written(tmp_path):

@@ -213,9 +213,11 @@ def _has_nan(result: Any) -> bool:
 
     def look(tensor: Any) -> Any:
         nonlocal found
-        # A sum passes over the tensor once and makes none; infinite ones may also give NaN.
-        if not found and tensor.is_floating_point() and bool(tensor.sum().isnan()):
-            found = bool(tensor.isnan().any())
+        if not found and tensor.is_floating_point():
+            # A sum passes over the tensor once and makes none; infinite ones may also give NaN.
+            # Those of one byte have no sum.
+            suspect = tensor.element_size() == 1 or bool(tensor.sum().isnan())
+            found = suspect and bool(tensor.isnan().any())
         return tensor
 
     map_values(result, is_tensor, look)

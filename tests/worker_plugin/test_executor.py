@@ -417,6 +417,18 @@ def test_nan_is_an_error_that_names_where_it_began(executor, last, travels):
         executor.run(BoundTask(end, {"x": torch.ones(1, 2)}, {}, value))
 
 
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "float16", "bfloat16"])
+@pytest.mark.parametrize("value", [1.0, float("nan")])
+def test_nan_is_seen_in_every_dtype(executor, dtype, value):
+    class Narrowing(Linear):
+        def execute(self, model_components, x):
+            return {"y": torch.full((1, 2), value).to(getattr(torch, dtype))}
+
+    narrow, _ = tasks(Narrowing(), Linear())
+    outputs, _ = executor.run(BoundTask(narrow, {"x": torch.ones(1, 2)}, None, ()))
+    assert outputs.spoilt == (None if value == 1.0 else "Narrowing#1")
+
+
 def test_infinite_numbers_between_models_are_no_error(executor):
     class Masking(Linear):
         def execute(self, model_components, x):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from time import perf_counter
 from typing import Any
 
 from dask._task_spec import Task
@@ -23,6 +24,7 @@ from . import events as ev
 from .ahead import ComputedAhead, Result, fused
 from .instructions import Dispatch, Unblock
 from .intake import Intake
+from .journal import Journal
 from .policy import FairPolicy
 from .producers import Producers
 from .requests import State
@@ -55,6 +57,8 @@ class Bridge:
         self._ending: Any = None  # key of the run whose end a worker is just telling
         self._ahead = ComputedAhead()
         self.reservations = Reservations()
+        #: Those who only watch hear of everything here.
+        self.journal = Journal()
 
     def start(self) -> None:
         self.seams.install()
@@ -90,6 +94,7 @@ class Bridge:
             self.reservations.arrived(new.tenant)
             why = self.policy.refusal(new.tenant)
             if why is not None:
+                self.journal.refused(new.tenant, 1, why, self._clock(), stimulus_id)
                 for key in self.intake.disown(new.name):
                     self.scheduler.tasks[key].run_spec = Task(key, refuse, why)
                 continue
@@ -243,7 +248,9 @@ class Bridge:
         if state not in self.scheduler.running:
             return None
         entry = self.intake.entries[ts.key]
-        self._tell(ev.Skipped(self._clock(), entry.request, (entry.position,)))
+        now = self._clock()
+        self._tell(ev.Skipped(now, entry.request, (entry.position,)))
+        self.journal.computed(entry.request, entry.position, now)
         return state, self._ahead.take(ts.key)
 
     def round(self, stimulus_id: str, plain_wait: bool = False) -> None:
@@ -271,17 +278,19 @@ class Bridge:
             self._decide(stimulus_id)
             self._set_busy(worker, True)
         for instruction in self.policy.yields(self._clock()):
+            self.journal.yielding(instruction.key)
             self._send(instruction.executor, op="st2i_yield", key=instruction.key)
 
     # -- inside ------------------------------------------------------------------------------------
 
     def _decide(self, stimulus_id: str) -> bool:
-        now = self._clock()
+        now, begun = self._clock(), perf_counter()
         decision = self.policy.peek(now)
         if decision is None:
             return False
         ts = self.scheduler.tasks[decision.key]
         self.policy.commit(decision, now)
+        self.journal.dispatched(decision, now, perf_counter() - begun, stimulus_id)
         self._chosen[decision.key] = decision.executor
         ts.priority = _FIRST
         self._producers.name(ts)
@@ -339,6 +348,7 @@ class Bridge:
                 otherwise()
             logger.warning("st2i: %s [%s]", error, event.stimulus_id)
             return
+        self.journal.happened(event)
         for instruction in instructions:
             if isinstance(instruction, Unblock):
                 self._send(

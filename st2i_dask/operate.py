@@ -61,7 +61,7 @@ def data_plane(client: Client) -> dict[str, dict[str, Any]]:
 
 def models(client: Client) -> list[dict[str, Any]]:
     """One row per worker and model that it has: worker, model, layers, resident_layers, nbytes,
-    resident_bytes, and since the model came there: runs, hits (runs that found all of it in memory),
+    resident_bytes, by_layer ("1" for each that is resident, else "0"), and since the model came there: runs, hits (runs that found all of it in memory),
     loads (layers copied in), load_s (seconds that took), stalled_s (seconds that runs waited for it)."""
     attach(client)
     answers = client.sync(client.scheduler.broadcast, msg={"op": "st2i_models"})

@@ -21,6 +21,7 @@ from .digests import DigestStore
 from .exchange import Exchange
 from .executor import Executor
 from .heaps import WorkerHeap
+from .holdings import holdings
 from .node_cache import node_cache
 from .orchestrators import Orchestrators
 from .profiles import Profiles
@@ -127,6 +128,7 @@ class ServingPlugin(WorkerPlugin):
         self.store = TensorStore(arena)
         self.executor = Executor(models, self.store)
         worker.handlers["st2i_models"] = self._models
+        worker.handlers["st2i_holdings"] = self._holdings
         self.exchange = Exchange(worker, self.store)
         self.exchange.start()
         self.pulls = CallbackPulls(worker, self.store, self.exchange)
@@ -159,7 +161,8 @@ class ServingPlugin(WorkerPlugin):
         self.runner.stop()
         self.pulls.stop()
         self.exchange.stop()
-        worker.handlers.pop("st2i_models", None)
+        for name in ("st2i_models", "st2i_holdings"):
+            worker.handlers.pop(name, None)
         self.executor.close()
         self.heap.leave()
         self.store.arena.heap.close()
@@ -173,6 +176,12 @@ class ServingPlugin(WorkerPlugin):
     def _models(self) -> list[dict[str, Any]]:
         """RPC `st2i_models`."""
         return self.executor.models.models() if self.executor is not None else []
+
+    def _holdings(self) -> dict[str, Any] | None:
+        """RPC `st2i_holdings`; None while it does not serve."""
+        if self.executor is None or self.store is None:
+            return None
+        return holdings(self.store.arena, self.executor.models)
 
 
 def default_device() -> str:

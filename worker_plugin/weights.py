@@ -364,8 +364,8 @@ class WeightStore:
         return max(0, self.memory - weights - tensors)
 
     def models(self) -> list[dict[str, Any]]:
-        """Per model here: model, layers, resident_layers, nbytes, resident_bytes, and what
-        `Residency.figures` has."""
+        """Per model here: model, layers, resident_layers, nbytes, resident_bytes, by_layer (a "1" for
+        each that is resident, else a "0"), and what `Residency.figures` has."""
         with self._changed:
             return [self._row(skeleton) for skeleton in self._shelf]
 
@@ -382,6 +382,7 @@ class WeightStore:
             "resident_layers": sum(there for _, there in sizes),
             "nbytes": sum(size for size, _ in sizes),
             "resident_bytes": sum(size for size, there in sizes if there),
+            "by_layer": "".join("1" if there else "0" for _, there in sizes),
             **self.residency.figures(skeleton.weights),
         }
 

@@ -1,0 +1,191 @@
+"""The runs of the last requests, and what ModelFns have spent, for people who watch. Pure.
+
+What is kept is bounded by count and by age, whichever comes first.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from .glance import RunGlance
+
+
+class Ended(NamedTuple):
+    """A run that is over. started: its dispatch. Seconds; load, compute, transfer: device seconds."""
+
+    position: int
+    fn: str
+    model: str
+    executor: str
+    started: float
+    stopped: float
+    load_s: float
+    compute_s: float
+    transfer_s: float
+    steps: int
+    outcome: str  # "done", "failed" or "taken back"
+
+
+@dataclass
+class RequestHistory:
+    """One request's runs, in the order of their ends. left_out: runs beyond those kept."""
+
+    request: str
+    tenant: str
+    workflow: str
+    positions: int
+    submitted: float
+    runs: list[Ended] = field(default_factory=list)
+    left_out: int = 0
+
+    @property
+    def last(self) -> float:
+        return self.runs[-1].stopped
+
+
+@dataclass
+class Spent:
+    """Of one ModelFn with one model, since the beginning. Seconds are device seconds."""
+
+    runs: int = 0
+    steps: int = 0
+    load_s: float = 0.0
+    compute_s: float = 0.0
+    transfer_s: float = 0.0
+
+
+#: ModelFn and model of those beyond the limit of RunHistory, together.
+OTHERS = ("others", "")
+
+
+class RunHistory:
+    """Runs by request, the request with the latest end last.
+
+    requests, runs: most that are kept in all. per_request: most runs of one request. age_s: a request is
+    forgotten so long after its last run. kinds: most pairs of ModelFn and model that totals are kept for.
+    O(1) per run.
+    """
+
+    def __init__(
+        self,
+        requests: int = 2_000,
+        runs: int = 20_000,
+        per_request: int = 500,
+        age_s: float = 900.0,
+        kinds: int = 500,
+    ) -> None:
+        self._limits = requests, runs, per_request
+        self._age_s = age_s
+        self._kinds = kinds
+        self._requests: OrderedDict[str, RequestHistory] = OrderedDict()
+        self._runs = 0
+        self.spent: dict[tuple[str, str], Spent] = {}
+
+    def ended(
+        self,
+        now: float,
+        run: RunGlance,
+        outcome: str,
+        load_s: float = 0.0,
+        compute_s: float = 0.0,
+        transfer_s: float = 0.0,
+        steps: int = 1,
+    ) -> None:
+        """A run ended at `now`, with these device seconds; outcome: see `Ended`."""
+        most_requests, most_runs, most_of_one = self._limits
+        history = self._requests.pop(run.request, None)
+        if history is None:
+            history = RequestHistory(
+                run.request, run.tenant, run.workflow, run.positions, run.submitted
+            )
+        self._requests[run.request] = history
+        ended = Ended(
+            run.position,
+            run.fn,
+            run.model,
+            run.executor,
+            run.started,
+            now,
+            load_s,
+            compute_s,
+            transfer_s,
+            steps,
+            outcome,
+        )
+        if len(history.runs) == most_of_one:
+            history.runs[-1] = ended
+            history.left_out += 1
+        else:
+            history.runs.append(ended)
+            self._runs += 1
+        self._add(run, steps, load_s, compute_s, transfer_s)
+        while len(self._requests) > most_requests or self._runs > most_runs:
+            self._drop_oldest()
+        self.forget(now)
+
+    def _add(
+        self, run: RunGlance, steps: int, load_s: float, compute_s: float, transfer_s: float
+    ) -> None:
+        kind = run.fn, run.model
+        spent = self.spent.get(kind)
+        if spent is None:
+            if len(self.spent) >= self._kinds:
+                kind = OTHERS
+            spent = self.spent.setdefault(kind, Spent())
+        spent.runs += 1
+        spent.steps += steps
+        spent.load_s += load_s
+        spent.compute_s += compute_s
+        spent.transfer_s += transfer_s
+
+    def forget(self, now: float) -> None:
+        """What is too old at `now`."""
+        while self._requests:
+            oldest = next(iter(self._requests.values()))
+            if now - oldest.last <= self._age_s:
+                return
+            self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        _, history = self._requests.popitem(last=False)
+        self._runs -= len(history.runs)
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def latest(self, count: int, skip: int = 0, containing: str = "") -> list[RequestHistory]:
+        """Requests whose tenant or name contains the text, latest end first."""
+        found: list[RequestHistory] = []
+        for history in reversed(self._requests.values()):
+            if containing in history.tenant or containing in history.request:
+                if skip:
+                    skip -= 1
+                    continue
+                found.append(history)
+                if len(found) == count:
+                    break
+        return found
+
+    def count(self, containing: str = "") -> int:
+        """Requests that `latest` would find."""
+        if not containing:
+            return len(self._requests)
+        return sum(
+            containing in history.tenant or containing in history.request
+            for history in self._requests.values()
+        )
+
+    def _check(self) -> None:
+        most_requests, most_runs, most_of_one = self._limits
+        assert len(self._requests) <= most_requests
+        assert self._runs == sum(len(h.runs) for h in self._requests.values()) <= most_runs
+        ends = [history.last for history in self._requests.values()]
+        assert ends == sorted(ends)
+        assert len(self.spent) <= self._kinds + 1
+        for name, history in self._requests.items():
+            assert history.request == name
+            assert 0 < len(history.runs) <= most_of_one
+            stops = [run.stopped for run in history.runs]
+            assert stops == sorted(stops)

@@ -1,0 +1,224 @@
+"""vTime, queue and device seconds of tenants over the last minutes, for people who watch. Pure.
+
+Sampled about once a second. What is kept is bounded in samples and in tenants: it does not depend on how
+long the scheduler lives, nor on how many tenants it has seen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .glance import TenantGlance
+
+Floats = NDArray[np.float64]
+Counts = NDArray[np.int64]
+
+
+class Totals(NamedTuple):
+    """All tenants at the time of a sample. least_s: vTime of the least-served tenant with something
+    ready, else of those active; nan when nobody is. omitted: active tenants without a column."""
+
+    now: float
+    active: int
+    queued: int
+    running: int
+    least_s: float
+    omitted: int
+
+
+class TenantHistory:
+    """A ring of samples, a column per tenant.
+
+    samples: how many are kept. tenants: most columns; a tenant keeps its column while it is active, and
+    after that until the samples with it are gone or another one needs the column. Beyond that, tenants
+    are counted in the totals only. Memory: samples x tenants x 32 bytes, taken as tenants come.
+    """
+
+    def __init__(self, samples: int = 300, tenants: int = 1024) -> None:
+        assert samples > 1
+        assert tenants > 0
+        self._samples, self._limit = samples, tenants
+        self._columns: dict[str, int] = {}
+        self._seen: dict[
+            str, int
+        ] = {}  # by tenant: number of the last sample in which it was active
+        self._free: list[int] = []
+        self._number = 0  # samples taken so far
+        self._width = 0
+        self._times = np.full(samples, np.nan)
+        self._least = np.full(samples, np.nan)
+        self._all = np.zeros((samples, 2), np.int64)  # queued, running of everybody
+        self._vtime = np.empty((samples, 0))
+        self._service = np.empty((samples, 0))
+        self._queued = np.empty((samples, 0), np.int64)
+        self._running = np.empty((samples, 0), np.int64)
+        self.totals = Totals(math.nan, 0, 0, 0, math.nan, 0)
+
+    def watched(self, active: Iterable[str]) -> list[str]:
+        """Whose standing `sample` wants: those active now, and those that have a column."""
+        return list(dict.fromkeys([*active, *self._columns]))
+
+    def sample(self, now: float, tenants: Sequence[str], glances: Sequence[TenantGlance]) -> None:
+        """How these tenants stand at `now`. O(tenants); times must not go back."""
+        assert not self._number or now >= self.totals.now, "times go back"
+        row = self._number % self._samples
+        self._times[row] = now
+        queued = running = active = omitted = 0
+        least, least_ready = math.inf, math.inf
+        columns: list[int] = []
+        kept: list[TenantGlance] = []
+        number = self._number
+        for tenant, glance in zip(tenants, glances, strict=True):
+            if glance.active:
+                active += 1
+                queued += glance.queued
+                running += glance.running
+                if glance.vtime_s < least:
+                    least = glance.vtime_s
+                if glance.ready and glance.vtime_s < least_ready:
+                    least_ready = glance.vtime_s
+                column = self._columns.get(tenant)
+                if column is None:
+                    column = self._new_column(tenant)
+                    if column is None:
+                        omitted += 1
+                        continue
+                self._seen[tenant] = number
+            else:
+                column = self._columns.get(tenant)
+                if column is None:
+                    continue
+            columns.append(column)
+            kept.append(glance)
+        self._write(row, columns, kept)
+        least = least_ready if least_ready < math.inf else least
+        least = least if least < math.inf else math.nan
+        self._least[row] = least
+        self._all[row] = queued, running
+        self.totals = Totals(now, active, queued, running, least, omitted)
+        self._number += 1
+        self._forget()
+
+    def _write(self, row: int, columns: list[int], glances: list[TenantGlance]) -> None:
+        self._vtime[row] = np.nan
+        self._queued[row] = self._running[row] = 0
+        if not columns:
+            return
+        at = np.array(columns)
+        vtime, service, queued, running, active, _ = zip(*glances, strict=True)
+        self._vtime[row, at] = np.where(active, vtime, np.nan)
+        self._service[row, at] = service
+        self._queued[row, at] = queued
+        self._running[row, at] = running
+
+    def _new_column(self, tenant: str) -> int | None:
+        if not self._free and self._width < self._limit:
+            self._widen(min(self._limit, max(16, 2 * self._width)))
+        if not self._free:
+            idle = [t for t, number in self._seen.items() if number < self._number - 1]
+            if not idle:
+                return None
+            self._drop(min(idle, key=self._seen.__getitem__))
+        column = self._free.pop()
+        self._columns[tenant] = column
+        self._vtime[:, column] = self._service[:, column] = np.nan
+        self._queued[:, column] = self._running[:, column] = 0
+        return column
+
+    def _widen(self, width: int) -> None:
+        more = (self._samples, width - self._width)
+        self._vtime = np.concatenate([self._vtime, np.full(more, np.nan)], axis=1)
+        self._service = np.concatenate([self._service, np.full(more, np.nan)], axis=1)
+        self._queued = np.concatenate([self._queued, np.zeros(more, np.int64)], axis=1)
+        self._running = np.concatenate([self._running, np.zeros(more, np.int64)], axis=1)
+        self._free.extend(range(width - 1, self._width - 1, -1))
+        self._width = width
+
+    def _forget(self) -> None:
+        """Tenants that no kept sample shows active."""
+        oldest = self._number - self._samples
+        for tenant in [t for t, number in self._seen.items() if number < oldest]:
+            self._drop(tenant)
+
+    def _drop(self, tenant: str) -> None:
+        self._free.append(self._columns.pop(tenant))
+        del self._seen[tenant]
+
+    # Questions
+
+    def __len__(self) -> int:
+        """Samples kept."""
+        return min(self._number, self._samples)
+
+    @property
+    def tenants(self) -> list[str]:
+        """Those with a column."""
+        return list(self._columns)
+
+    def _rows(self) -> NDArray[np.intp]:
+        """Kept samples, oldest first."""
+        kept = len(self)
+        return np.arange(self._number - kept, self._number) % self._samples
+
+    def times(self) -> Floats:
+        return self._times[self._rows()]
+
+    def least(self) -> Floats:
+        """vTime of the least-served tenant by sample, see `Totals`."""
+        return self._least[self._rows()]
+
+    def vtimes(self, tenants: Sequence[str]) -> Floats:
+        """[samples, tenants] seconds; nan where a tenant was not active."""
+        return self._vtime[np.ix_(self._rows(), self._at(tenants))]
+
+    def queued(self, tenants: Sequence[str]) -> Counts:
+        """[samples, tenants] requests that had not started."""
+        return self._queued[np.ix_(self._rows(), self._at(tenants))]
+
+    def running(self, tenants: Sequence[str]) -> Counts:
+        """[samples, tenants] requests that had started."""
+        return self._running[np.ix_(self._rows(), self._at(tenants))]
+
+    def everybody(self) -> Counts:
+        """[samples, 2]: requests queued and running of all tenants."""
+        return self._all[self._rows()]
+
+    def latest(self) -> tuple[list[str], Floats, Counts, Counts]:
+        """Tenants, and of each vTime (nan: not active), queued and running in the last sample."""
+        names = self.tenants
+        if not self._number or not names:
+            return [], np.empty(0), np.empty(0, np.int64), np.empty(0, np.int64)
+        row, at = (self._number - 1) % self._samples, self._at(names)
+        return names, self._vtime[row, at], self._queued[row, at], self._running[row, at]
+
+    def used(self, window_s: float = 60.0) -> tuple[list[str], Floats]:
+        """Tenants, and the device seconds of each in the last `window_s` seconds: runs that ended."""
+        names = self.tenants
+        if not self._number or not names:
+            return [], np.empty(0)
+        rows, at = self._rows(), self._at(names)
+        service = self._service[np.ix_(rows, at)]
+        first = int(np.searchsorted(self._times[rows], self.totals.now - window_s))
+        known = ~np.isnan(service[first:])
+        begins = service[first:][np.argmax(known, axis=0), np.arange(len(names))]
+        return names, np.nan_to_num(service[-1] - begins)
+
+    def _at(self, tenants: Sequence[str]) -> NDArray[np.intp]:
+        return np.array([self._columns[tenant] for tenant in tenants], np.intp)
+
+    def _check(self) -> None:
+        assert self._columns.keys() == self._seen.keys()
+        assert len(self._columns) <= self._limit
+        taken = list(self._columns.values())
+        assert sorted([*taken, *self._free]) == list(range(self._width))
+        assert self._width <= self._limit
+        times = self.times()
+        assert len(times) == len(self) <= self._samples
+        assert bool(np.all(np.diff(times) >= 0))
+        for array in (self._vtime, self._service, self._queued, self._running):
+            assert array.shape == (self._samples, self._width)

@@ -1,0 +1,85 @@
+"""What is recorded of a policy for people who watch it, and the one object that dashboard pages ask.
+
+    watch.sample(now)         about once a second
+    watch.ended(now, ...)     from completion messages, before the policy hears of them
+    watch.close()             the policy serves no more: pages have nothing left to ask
+
+Pure: the scheduler's plugin drives it. Once closed it refers to no policy any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from . import glance
+from .policy import FairPolicy
+from .run_history import RunHistory
+from .tenant_history import TenantHistory
+
+
+class Watch:
+    """policy: None once closed. facts: what executors say they hold, see `Facts`."""
+
+    def __init__(self, policy: FairPolicy) -> None:
+        self.policy: FairPolicy | None = policy
+        self.tenants = TenantHistory()
+        self.requests = RunHistory()
+        self.facts = Facts()
+
+    def close(self) -> None:
+        self.policy = None
+
+    def sample(self, now: float) -> None:
+        """Take down how tenants stand. O(tenants that are, or lately were, active)."""
+        if self.policy is None:
+            return
+        tenants = self.tenants.watched(glance.active_tenants(self.policy))
+        self.tenants.sample(now, tenants, glance.standings(self.policy, tenants))
+
+    def ended(
+        self, now: float, key: str, outcome: str, report: Mapping[str, Any] | None = None
+    ) -> None:
+        """The run of a task is over. report: its worker's measurements, seconds; None: there are none.
+
+        Nothing happens for a task that does not run for an open request.
+        """
+        run = glance.run_of(self.policy, key) if self.policy is not None else None
+        if run is None:
+            return
+        load_s = compute_s = transfer_s = 0.0
+        steps = 1
+        if report and "compute" in report:
+            load_s, compute_s, transfer_s = report["load"], report["compute"], report["transfer"]
+            steps += len(report.get("ahead", ()))
+        elif outcome == "done":
+            compute_s = max(0.0, now - run.started)
+        self.requests.ended(now, run, outcome, load_s, compute_s, transfer_s, steps)
+
+    def _check(self) -> None:
+        self.tenants._check()
+        self.requests._check()
+
+
+class Facts:
+    """What executors have answered, and which do not: by executor, replaced by newer answers."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, dict[str, Any]] = {}
+        self.answered: dict[str, float] = {}
+        self.silent: dict[str, str] = {}  # why, of those whose last question was not answered
+
+    def answer(self, now: float, executor: str, facts: dict[str, Any]) -> None:
+        self.answers[executor] = facts
+        self.answered[executor] = now
+        self.silent.pop(executor, None)
+
+    def no_answer(self, executor: str, why: str) -> None:
+        """It did not answer; what it said before stays, with its age."""
+        self.silent[executor] = why
+
+    def keep(self, executors: set[str]) -> None:
+        """Forget those that have left."""
+        for known in (self.answers, self.answered, self.silent):
+            for executor in known.keys() - executors:
+                del known[executor]

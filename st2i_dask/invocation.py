@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from .callback import CallbackFuture, Items
 from .dag import substitute
 from .errors import AttachError, OutputError
-from .outputs import TaskOutputs
+from .outputs import TaskOutputs, check_values
 from .plan import PackedTask, unpack
 from .stream import OutputStream, Sink, check_streams, streaming
 from .symbol import ParamRef, Ref
@@ -138,8 +138,11 @@ class BoundTask:
                 self._check_streams(streams, result)
             made[node.index] = result
         if self.plan.result is not None:
-            return value(self.plan.result)
-        return tuple(value(ref) for ref in self.plan.program.exports)
+            handed_on = value(self.plan.result)
+        else:
+            handed_on = tuple(value(ref) for ref in self.plan.program.exports)
+        check_values(handed_on, f"workflow {self.plan.workflow!r}: {self.plan.label}")
+        return handed_on
 
     def _sink(self, node: int, output: str, length: int) -> Sink | None:
         if output not in self.model_fn.outputs:

@@ -104,6 +104,30 @@ class TaskOutputs:
         return f"TaskOutputs({len(self.values)} values, {self.__sizeof__()} bytes)"
 
 
+#: How deep tuples, lists and dicts may be nested in what a task hands on.
+MAX_DEPTH = 50
+
+
+def check_values(values: Any, where: str) -> None:
+    """OutputError where there is nothing to hand on: a tensor without data, a list that never ends."""
+    pending = [(values, 0)]
+    while pending:
+        tree, depth = pending.pop()
+        if depth > MAX_DEPTH:
+            raise OutputError(
+                f"{where} hands on tuples, lists or dicts nested more than {MAX_DEPTH} deep, or one "
+                "that contains itself; return a flatter value"
+            )
+        if type(tree) in (list, tuple, dict):
+            inside = tree.values() if type(tree) is dict else tree
+            pending += [(item, depth + 1) for item in inside]
+        elif is_tensor(tree) and tree.is_meta:
+            raise OutputError(
+                f"{where} hands on a tensor of shape {tuple(tree.shape)} on the device 'meta', which has "
+                "no data; load the model's weights, or move the tensor to the model's device"
+            )
+
+
 def _try_pickle(value: Any) -> None:
     """As Dask does it: cloudpickle where pickle refuses (classes of a notebook)."""
     try:

@@ -6,13 +6,14 @@ import threading
 import time
 
 import pytest
+import torch
 
 import st2i_dask as st2i
 from st2i_dask import invocation
 from st2i_dask.dag import build
 from st2i_dask.fusion import fuse
 from st2i_dask.invocation import BoundTask
-from st2i_dask.outputs import TaskOutputs
+from st2i_dask.outputs import MAX_DEPTH, TaskOutputs
 from st2i_dask.plan import pack
 from st2i_dask.trace import Trace, tracing
 
@@ -37,7 +38,24 @@ RETURNED = {
     "none": lambda components, inputs: None,
     "tuple": lambda components, inputs: (1, 2),
     "odd key": lambda components, inputs: {"a": 1, 5: 2},
+    "no data": lambda components, inputs: {"a": [{"x": torch.empty(2, 3, device="meta")}], "b": 1},
+    "endless": lambda components, inputs: {"a": endless(), "b": 1},
+    "nested": lambda components, inputs: {"a": nested(MAX_DEPTH - 1), "b": 1},
 }
+
+
+def endless():
+    """A list that contains itself, twice."""
+    value = []
+    value += [value, value]
+    return value
+
+
+def nested(depth):
+    value = 1
+    for _ in range(depth):
+        value = (value,)
+    return value
 
 
 def run(function, *, components=(), **parameters):
@@ -83,6 +101,17 @@ def test_what_is_not_the_declared_outputs_is_refused(returned, what):
     message = refused(lambda x: model(returned)(x).a)
     assert f"Model#1 returned {what} but declares ['a', 'b']" in message
     assert "return a dict with exactly the declared outputs" in message
+
+
+@pytest.mark.parametrize(
+    ("returned", "what"), [("no data", "shape (2, 3) on the device 'meta'"), ("endless", "50 deep")]
+)
+def test_what_has_nothing_to_hand_on_is_refused(returned, what):
+    assert what in refused(lambda x: model(returned)(x=x)["a"])
+
+
+def test_values_may_be_nested():
+    assert run(lambda x: model("nested")(x=x)["a"], x=1) == nested(MAX_DEPTH - 1)
 
 
 @pytest.mark.parametrize("value", [(1,), (1, 2, 3), 5, "ab", None, {1: 2, 3: 4}])

@@ -29,6 +29,7 @@ def chain_lengths(outline: Outline) -> tuple[int, ...]:
             later = outline.steps[position]
             if (
                 later.cost_key != step.cost_key
+                or later.gang != step.gang
                 or later.callback_deps
                 or first + length - 1 not in later.deps
                 or not available.issuperset(later.deps)

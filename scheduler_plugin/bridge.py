@@ -154,6 +154,7 @@ class Bridge:
                 missing=report.get("missing"),
                 free_bytes=report.get("free_bytes"),
                 steps=1 + len(report.get("ahead", ())),
+                members=report.get("members"),
                 stimulus_id=stimulus_id,
             )
         elif finish == "erred":
@@ -294,6 +295,7 @@ class Bridge:
         self._chosen[decision.key] = decision.executor
         ts.priority = _FIRST
         self._producers.name(ts)
+        _name_members(ts, decision.members)
         alone = ts.run_spec
         if decision.steps > 1:
             ts.run_spec = self._fused(decision, ts) or alone
@@ -361,6 +363,15 @@ class Bridge:
     def _send(self, worker: str, **message: Any) -> None:
         if worker in self.scheduler.stream_comms:
             self.scheduler.worker_send(worker, message)
+
+
+def _name_members(ts: Any, members: tuple[str, ...]) -> None:
+    """Tell the worker which others it may use, in the task's annotation; a task that runs again must
+    not find those of its last run."""
+    annotation = ts.annotations[ANNOTATION]
+    if members or "members" in annotation:
+        annotation = {**annotation, "members": list(members)}
+        ts.annotations = {**ts.annotations, ANNOTATION: annotation}
 
 
 def refuse(why: str) -> None:

@@ -9,7 +9,7 @@ from .cost_model import CostModel
 from .critical_path import CriticalPaths
 from .events import Completed, Measured
 from .fleet import Fleet
-from .instructions import Dispatch, Estimate
+from .instructions import Estimate
 from .ledger import VTimeLedger
 from .outline import CostKey
 from .recent import RecentUse
@@ -35,40 +35,67 @@ class Charging:
         self._settings = settings
         self.ledger.set_weights(settings.weights, settings.default_weight)
 
-    def estimate(self, key: CostKey, missing: float, pull_bytes: int, steps: int) -> Estimate:
-        """What a run is expected to take. missing: share of the model to load there."""
+    def estimate(
+        self, key: CostKey, missing: float, pull_bytes: int, steps: int, members: int = 0
+    ) -> Estimate:
+        """What a run is expected to take. missing: share of the model to load there; members: other
+        executors that compute with it."""
         transfer_s = 0.0
         if pull_bytes:
             learned = self._costs.transfer_s(key)
             transfer_s = pull_bytes / self._settings.bandwidth if learned is None else learned
         load_s = self._costs.load_s(key) * missing if missing else 0.0
-        return Estimate(load_s, self._costs.compute_s(key) * steps, transfer_s)
+        return Estimate(load_s, self._costs.compute_s(key, 1 + members) * steps, transfer_s)
 
-    def dispatched(self, decision: Dispatch, unit_s: float) -> int:
-        """Charge the estimate. unit_s: the part that cannot be interrupted, seconds."""
-        number = self.ledger.charge(decision.tenant, decision.estimate.total_s, unit_s=unit_s)
-        self._vtime_moved(decision.tenant)
-        return number
+    def dispatched(self, run: Run) -> None:
+        """Charge the estimate, once for each executor held."""
+        tenant = run.dispatch.tenant
+        run.charge = self.ledger.charge(
+            tenant, run.device_s(run.estimate_s), unit_s=run.device_s(run.unit_s)
+        )
+        self._vtime_moved(tenant)
 
-    def settle(self, tenant: str, run: Run, used: Measured | None, now: float, steps: int) -> None:
-        """Replace the estimate by what was measured, or else by the time since the dispatch."""
+    def revise(self, run: Run, estimate_s: float) -> None:
+        """Charge another estimate while it runs, once for each executor that it holds or has held."""
+        run.estimate_s = estimate_s
+        device_s = run.device_s(estimate_s)
+        if device_s != self.ledger.estimate_in_flight(run.charge):
+            self.ledger.revise(run.charge, device_s)
+            self._vtime_moved(run.dispatch.tenant)
+
+    def settle(
+        self,
+        tenant: str,
+        run: Run,
+        used: Measured | None,
+        now: float,
+        steps: int,
+        members: int | None = None,
+    ) -> None:
+        """Replace the estimate by what was measured, or else by the time since the dispatch; members:
+        how many took part, if that is known."""
         if used is None:
             seconds = now - run.started
             unit_s = min(seconds, run.unit_s) if run.dispatch.steps > 1 else seconds
         else:
             seconds = used.total_s
             unit_s = seconds - used.compute_s * (1 - 1 / steps)
-        self.ledger.settle(run.charge, seconds, unit_s=unit_s)
-        self.recent.add(now, tenant, seconds)
+        device_s = run.device_s(seconds, members)
+        self.ledger.settle(run.charge, device_s, unit_s=run.device_s(unit_s, members))
+        self.recent.add(now, tenant, device_s)
         self._vtime_moved(tenant)
 
     def learn(self, run: Run, event: Completed) -> None:
         """Learn what the run took. If an estimate moved, renew paths, lanes and open charges."""
+        if run.departed:
+            return  # neither the seconds of all of them nor of those that are left
         key = run.candidate.cost_key
+        members = len(run.members)
         moved = self._costs.observe(
             key,
             event.used,
             steps=event.steps,
+            group=1 + (members if event.members is None else min(members, event.members)),
             loaded_share=run.missing,
             pulled=run.pull_bytes > 0,
         )
@@ -85,10 +112,8 @@ class Charging:
         assert run is not None
         key = run.candidate.cost_key
         if run.dispatch.steps == 1 and (key == moved or not self._costs.is_measured(key)):
-            better = self.estimate(key, run.missing, run.pull_bytes, 1).total_s
-            if better != self.ledger.estimate_in_flight(run.charge):
-                self.ledger.revise(run.charge, better)
-                self._vtime_moved(invocation.request.tenant)
+            members = len(run.members)
+            self.revise(run, self.estimate(key, run.missing, run.pull_bytes, 1, members).total_s)
 
     def cut(self, invocation: Invocation, now: float) -> None:
         """Charge a multi-step run only for the steps it has done and the one it is in."""
@@ -99,9 +124,8 @@ class Charging:
         before_s = run.unit_s - step_s  # load and transfer
         begun = math.ceil((now - run.started - before_s) / step_s) if step_s else 1
         seconds = before_s + step_s * max(1, begun)
-        if seconds < self.ledger.estimate_in_flight(run.charge):
-            self.ledger.revise(run.charge, seconds)
-            self._vtime_moved(invocation.request.tenant)
+        if seconds < run.estimate_s:
+            self.revise(run, seconds)
 
     def activate(self, tenant: str, now: float) -> None:
         """The tenant has work. If it had none it is lifted; first, what others have charged for
@@ -129,6 +153,9 @@ class Charging:
 
     def _check(self) -> None:
         self.ledger._check()
+        for run in self._fleet.runs():
+            charged_s = self.ledger.estimate_in_flight(run.charge)
+            assert charged_s == run.device_s(run.estimate_s), "not every executor held is charged"
         self.recent._check()
         self._costs._check()
         self._paths._check()

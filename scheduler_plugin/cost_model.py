@@ -3,6 +3,9 @@
 Load, compute and transfer are kept apart, because load depends on where it runs and transfer on what
 has to be pulled. What was never measured is guessed from what is nearest: the same model on another
 bucket scaled by its size, then other models of the same ModelFn, then everything, then a constant.
+
+Compute of a gang is learned by its size, apart from that of one executor. Until a size was seen, one
+executor's seconds stand in for it: a gang is never promised what was not measured.
 """
 
 from __future__ import annotations
@@ -44,6 +47,7 @@ class CostModel:
 
     def __init__(self) -> None:
         self._compute: dict[CostKey, RobustSeconds] = {}
+        self._gang: dict[tuple[CostKey, int], RobustSeconds] = {}  # compute, by size of the group
         self._transfer: dict[CostKey, RobustSeconds] = {}
         self._load: dict[tuple[str, str], RobustSeconds] = {}
         self._guessed_compute: dict[CostKey, float] = {}
@@ -51,15 +55,27 @@ class CostModel:
         self.version = 0
 
     def observe(
-        self, key: CostKey, used: Measured, *, steps: int = 1, loaded_share: float, pulled: bool
+        self,
+        key: CostKey,
+        used: Measured,
+        *,
+        steps: int = 1,
+        group: int = 1,
+        loaded_share: float,
+        pulled: bool,
     ) -> bool:
         """Learn from a run that finished. True when an estimate moved.
 
-        steps: denoising steps it did (compute is learned per step). loaded_share: which share of
-        the model had to be loaded, 0 to 1; a small one says too little about the whole. pulled:
-        whether any input had to be fetched.
+        steps: denoising steps it did (compute is learned per step). group: executors that did them
+        together, whose first one's seconds are given. loaded_share: which share of the model had to be
+        loaded, 0 to 1; a small one says too little about the whole. pulled: whether any input had to
+        be fetched.
         """
-        moved = self._learn(self._compute, key, used.compute_s / steps)
+        compute_s = used.compute_s / steps
+        if group == 1:
+            moved = self._learn(self._compute, key, compute_s)
+        else:
+            moved = self._learn(self._gang, (key, group), compute_s)
         if pulled:
             moved |= self._learn(self._transfer, key, used.transfer_s)
         if loaded_share >= 0.05:
@@ -68,9 +84,10 @@ class CostModel:
             self._forget_guesses()
         return moved
 
-    def compute_s(self, key: CostKey) -> float:
-        """Expected compute of one step, seconds."""
-        learned = self._compute.get(key)
+    def compute_s(self, key: CostKey, group: int = 1) -> float:
+        """Expected compute of one step by so many executors together, seconds of each."""
+        learned = self._gang.get((key, group)) if group > 1 else None
+        learned = learned or self._compute.get(key)
         if learned is not None:
             return learned.value
         guess = self._guessed_compute.get(key)
@@ -105,7 +122,7 @@ class CostModel:
         return self.compute_s(key) + (self.transfer_s(key) or 0.0)
 
     def is_measured(self, key: CostKey) -> bool:
-        """Whether compute was measured for exactly this key."""
+        """Whether compute of one executor was measured for exactly this key."""
         return key in self._compute
 
     def _guess_compute(self, key: CostKey) -> float:
@@ -120,6 +137,7 @@ class CostModel:
 
         return _nearest(
             PRIOR_COMPUTE_S,
+            (s.value * n for (k, n), s in self._gang.items() if k == key),
             rates(lambda k: k.fn == key.fn and k.model == key.model),
             seconds(lambda k: k.fn == key.fn and k.bucket == key.bucket),
             rates(lambda k: k.fn == key.fn),
@@ -142,6 +160,7 @@ class CostModel:
     def replace_with(self, other: CostModel) -> None:
         """Take over what another model has learned, in place of what this one has."""
         self._compute, self._transfer, self._load = other._compute, other._transfer, other._load
+        self._gang = other._gang
         self._forget_guesses()
 
     def to_dict(self) -> dict[str, Any]:
@@ -151,6 +170,10 @@ class CostModel:
             "compute": [[*key, s.count, s.recent()] for key, s in sorted(self._compute.items())],
             "transfer": [[*key, s.count, s.recent()] for key, s in sorted(self._transfer.items())],
             "load": [[*key, s.count, s.recent()] for key, s in sorted(self._load.items())],
+            "gang": [
+                [*key, str(size), s.count, s.recent()]
+                for (key, size), s in sorted(self._gang.items())
+            ],
         }
 
     @classmethod
@@ -170,10 +193,17 @@ class CostModel:
         model._compute = {CostKey(*k): s for k, s in _restored(saved, "compute", 3).items()}
         model._transfer = {CostKey(*k): s for k, s in _restored(saved, "transfer", 3).items()}
         model._load = {(k[0], k[1]): s for k, s in _restored(saved, "load", 2).items()}
+        if "gang" in saved:  # not in files of before there were gangs
+            for (fn, name, bucket, size), s in _restored(saved, "gang", 4).items():
+                if not (size.isdecimal() and int(size) > 1):
+                    raise PolicyError(
+                        f"saved costs: {size!r} is no size of a gang; give a whole number above 1"
+                    )
+                model._gang[CostKey(fn, name, bucket), int(size)] = s
         return model
 
     def _check(self) -> None:
-        for table in (self._compute, self._transfer, self._load):
+        for table in (self._compute, self._gang, self._transfer, self._load):
             for learned in table.values():
                 learned._check()
                 assert learned.count > 0

@@ -178,7 +178,7 @@ class Completed(Event):
     """The invocation ran. `missing` and `free_bytes` report residency if the worker sent it.
 
     `steps`: how many denoising steps it did. `finished` False: it handed back early (yield) and
-    will become ready again for the rest.
+    will become ready again for the rest. `members`: how many of its gang took part, None: all.
     """
 
     key: str
@@ -187,6 +187,7 @@ class Completed(Event):
     free_bytes: int | None = None
     steps: int = 1
     finished: bool = True
+    members: int | None = None
 
     def __post_init__(self) -> None:
         check_seconds("event time now", self.now)
@@ -194,6 +195,8 @@ class Completed(Event):
             check_missing(self.missing)
         if self.free_bytes is not None:
             check_bytes("free device memory", self.free_bytes)
+        if self.members is not None and (type(self.members) is not int or self.members < 0):
+            raise PolicyError(f"{self.key}: members is {self.members!r}; give a whole number >= 0")
         if type(self.steps) is not int or self.steps < 1:
             raise PolicyError(f"{self.key}: steps is {self.steps!r}; give a whole number >= 1")
 

@@ -1,5 +1,5 @@
-"""What occupies each executor: an invocation, a cancelled run that cannot be stopped, or a task
-that is no ModelFn. An executor is idle when nothing does."""
+"""What occupies each executor: an invocation, a cancelled run that cannot be stopped, a run that another
+executor leads, or a task that is no ModelFn. An executor is idle when nothing does."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ class Fleet:
         self.placement = placement
         self.running: dict[str, Invocation] = {}  # by executor
         self.draining: dict[str, tuple[str, Run]] = {}  # by executor: tenant and cancelled run
+        self.members: dict[str, Run] = {}  # by executor that is a member of its gang
         self.multi_step: dict[str, Invocation] = {}  # running more than one step, by key
         self._plain: set[str] = set()
 
@@ -36,6 +37,7 @@ class Fleet:
     def leave(self, executor: str) -> None:
         assert executor not in self.running
         assert executor not in self.draining
+        assert executor not in self.members
         self._plain.discard(executor)
         self.placement.leave(executor)
 
@@ -48,16 +50,18 @@ class Fleet:
         self.refresh(executor)
 
     def occupy(self, invocation: Invocation, run: Run) -> None:
-        executor = run.dispatch.executor
-        assert self.placement.is_idle(executor)
         invocation.run = run
-        self.running[executor] = invocation
+        self.running[run.dispatch.executor] = invocation
         if run.dispatch.steps > 1:
             self.multi_step[invocation.key] = invocation
-        self.placement.set_idle(executor, False)
+        for member in run.members:
+            self.members[member] = run
+        for executor in (run.dispatch.executor, *run.members):
+            assert self.placement.is_idle(executor)
+            self.placement.set_idle(executor, False)
 
     def vacate(self, invocation: Invocation) -> Run:
-        """The invocation runs no more; its executor is not yet idle (see `refresh`)."""
+        """The invocation runs no more; its executors are not yet idle (see `release`)."""
         run = invocation.run
         assert run is not None
         del self.running[run.dispatch.executor]
@@ -65,19 +69,45 @@ class Fleet:
         invocation.run = None
         return run
 
+    def release(self, run: Run) -> None:
+        """It has ended: what it held is idle, if nothing else occupies it."""
+        for member in run.members:
+            del self.members[member]
+        for executor in (run.dispatch.executor, *run.members):
+            self.refresh(executor)
+
+    def depart(self, member: str, now: float) -> Run:
+        """A member leaves; the run goes on without it."""
+        run = self.members.pop(member)
+        run.members.remove(member)
+        run.departed.append(now - run.started)
+        return run
+
     def refresh(self, executor: str) -> None:
         """Idle, if nothing occupies it any more."""
-        occupied = executor in self.running or executor in self.draining or executor in self._plain
+        occupied = (
+            executor in self.running
+            or executor in self.draining
+            or executor in self.members
+            or executor in self._plain
+        )
         self.placement.set_idle(executor, not occupied)
+
+    def runs(self) -> list[Run]:
+        """All that run, cancelled ones that cannot be stopped included."""
+        running = [i.run for i in self.running.values() if i.run is not None]
+        return running + [run for _, run in self.draining.values()]
 
     def _check(self) -> None:
         self.placement._check()
-        occupied = [*self.running, *self.draining]
+        occupied = [*self.running, *self.draining, *self.members]
         assert len(set(occupied)) == len(occupied), "an executor runs two invocations"
         executors = self.placement.executors()
         assert {*occupied, *self._plain} <= set(executors)
         for executor in executors:
             busy = executor in occupied or executor in self._plain
             assert self.placement.is_idle(executor) != busy
+        held = {member: run for run in self.runs() for member in run.members}
+        assert held == self.members
         multi = {i.key: i for i in self.running.values() if i.run and i.run.dispatch.steps > 1}
         assert multi == self.multi_step

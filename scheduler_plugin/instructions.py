@@ -27,7 +27,10 @@ class Producer(NamedTuple):
 
 
 class Dispatch(NamedTuple):
-    """Run `key` on `executor`, `steps` denoising steps of it (1 for anything else)."""
+    """Run `key` on `executor`, `steps` denoising steps of it (1 for anything else).
+
+    members: further executors that it holds until it ends, for its model to use with the first.
+    """
 
     key: str
     executor: str
@@ -37,6 +40,7 @@ class Dispatch(NamedTuple):
     estimate: Estimate
     steps: int = 1
     producers: tuple[Producer, ...] = ()
+    members: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,6 +117,7 @@ class Intake:
                     annotation["bucket"],
                     tuple(sorted([position[d.key] for d in dependencies if d.key in position])),
                     tuple(annotation["callbacks"]),
+                    annotation.get("gang", 1),
                 )
             )
         _, first = tasks[0]
@@ -151,7 +152,7 @@ def _number(item: tuple[str, list[tuple[Any, dict[str, Any]]]]) -> int:
 
 
 #: The fields of a Step.
-_StepFields = tuple[str, str, str, tuple[int, ...], tuple[int, ...]]
+_StepFields = tuple[str, str, str, tuple[int, ...], tuple[int, ...], int]
 
 _TEXTS = ("request", "workflow", "fn", "model", "bucket")
 

@@ -44,7 +44,7 @@ class Lifecycle:
         self.chooser.discard(invocation.key)
         self.book.move(request, position, State.RUNNING)
         self.fleet.occupy(invocation, run)
-        run.charge = self.charging.dispatched(run.dispatch, run.unit_s)
+        self.charging.dispatched(run)
         self.gates(request, position)
         self._dequeued.add(request.tenant)
         self.settle_readiness()
@@ -67,13 +67,14 @@ class Lifecycle:
         event: Event,
         out: list[Instruction],
         steps: int = 1,
+        members: int | None = None,
     ) -> None:
-        """A run has ended in any way: settle its charge, free its executor, release or unblock."""
+        """A run has ended in any way: settle its charge, free its executors, release or unblock."""
         request = invocation.request
         run = self.fleet.vacate(invocation)
         self.book.move(request, invocation.position, to)
-        self.charging.settle(request.tenant, run, used, event.now, steps)
-        self.fleet.refresh(run.dispatch.executor)
+        self.charging.settle(request.tenant, run, used, event.now, steps, members)
+        self.fleet.release(run)
         if to is not State.DONE:
             self.unblock(request, invocation.position, invocation.key, event, out)
         self.gates(request, invocation.position)
@@ -104,8 +105,13 @@ class Lifecycle:
         tenant, run = self.fleet.draining.pop(executor)
         self.charging.settle(tenant, run, used, now, 1)
         self.book.drained(tenant, -1)
-        self.fleet.refresh(executor)
+        self.fleet.release(run)
         self.settle_activity(tenant)
+
+    def member_left(self, executor: str, now: float) -> None:
+        """An executor that a run led by another holds is gone: the run goes on without it."""
+        run = self.fleet.depart(executor, now)
+        self.charging.revise(run, run.estimate_s)
 
     def unblock(
         self, request: Request, position: int, key: str, event: Event, out: list[Instruction]

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from st2i_dask.errors import PolicyError
+from st2i_dask.model_fn import GANG_LIMIT
 
 
 class CostKey(NamedTuple):
@@ -27,6 +28,7 @@ class Step:
     """One position: which ModelFn runs which model on which shape, and what it waits for.
 
     `deps` must be complete before it can run; `callback_deps` need only have been dispatched.
+    `gang`: the most executors that it can use at once.
     """
 
     fn: str
@@ -34,6 +36,7 @@ class Step:
     bucket: str
     deps: tuple[int, ...] = ()
     callback_deps: tuple[int, ...] = ()
+    gang: int = 1
 
     @property
     def cost_key(self) -> CostKey:
@@ -45,7 +48,8 @@ class Outline:
     """All positions of a workflow. Immutable and hashable; the hash is computed once.
 
     `successors[p]` and `consumers[p]` are the positions that wait for p through an ordinary and
-    through a callback input. PolicyError: no position, or a position waits for a later one.
+    through a callback input. PolicyError: no position, a position waits for a later one, or its gang
+    is out of range.
     """
 
     workflow: str
@@ -79,6 +83,11 @@ class Outline:
                             f"allowed are positions 0 to {position - 1}: number them topologically"
                         )
                     into[earlier].append(position)
+            if type(step.gang) is not int or not 1 <= step.gang <= GANG_LIMIT:
+                raise PolicyError(
+                    f"workflow {self.workflow!r}: gang of position {position} is {step.gang!r}; "
+                    f"give a whole number from 1 to {GANG_LIMIT}"
+                )
         put = object.__setattr__
         put(self, "cost_keys", tuple(step.cost_key for step in self.steps))
         put(self, "successors", tuple(map(tuple, successors)))

@@ -8,6 +8,7 @@ the table.
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
@@ -191,6 +192,21 @@ class Placement:
         held = input_at.get(executor, 0) if input_at else 0
         missing = self._resident[slot].get(model, 1.0)
         return Place(executor, missing, max(0, input_bytes - held))
+
+    def members(
+        self, model: str, load_s: float, most_s: float, count: int, leader: str
+    ) -> tuple[str, ...]:
+        """Up to `count` further idle executors for a gang, the fewest seconds to load first, then the
+        most free memory; none that would take more than `most_s` to load."""
+        column = self._missing.get(model)
+        idle = [executor for executor in self._idle if executor != leader]
+        found = []
+        for executor in idle:
+            slot = self._slot[executor]
+            seconds = (1.0 if column is None else float(column[slot])) * load_s
+            if seconds <= most_s + _EQUAL_S:
+                found.append((seconds, -self._free_bytes[slot], slot, executor))
+        return tuple(executor for *_, executor in heapq.nsmallest(count, found))
 
     def _fastest(
         self,

@@ -14,6 +14,7 @@ from distributed import SchedulerPlugin
 from st2i_dask.config import scheduler_settings
 from st2i_dask.errors import AttachError, PolicyError, St2iError
 from st2i_dask.messages import quicken, restore
+from st2i_dask.metrics_page import MetricsPage
 from st2i_dask.request import ANNOTATION
 
 from . import events as ev
@@ -21,10 +22,13 @@ from .bridge import Bridge
 from .candidates import Chooser
 from .component_calls import ComponentCalls
 from .cost_model import CostModel
+from .dashboard import open_board
 from .fair_queue import FairQueue
+from .metrics import SchedulerCollector
+from .metrics_counts import Counts
 from .policy import FairPolicy
-from .prospects import prospects
 from .settings import Settings
+from .standings import Standings
 from .usage import UsageTotals
 from .world_service import WorldService
 
@@ -55,6 +59,11 @@ class ServingSchedulerPlugin(SchedulerPlugin):
         self.usage = UsageTotals()
         self.policy = FairPolicy(settings, chooser=self.chooser)
         self.bridge = Bridge(scheduler, self.policy, time.monotonic)
+        self.counts = Counts()
+        self.bridge.journal.watch(self.counts)
+        collector = SchedulerCollector(self.policy, self.counts, self.usage)
+        self.metrics = MetricsPage(scheduler, collector)
+        self.metrics.open()
         self.bridge.start()
         self.calls = ComponentCalls(scheduler, self.bridge, self.policy)
         self.worlds = WorldService(lambda: len(scheduler.workers))
@@ -71,8 +80,12 @@ class ServingSchedulerPlugin(SchedulerPlugin):
         scheduler.handlers.update(self._handlers)
         for stream in scheduler.stream_comms.values():
             quicken(stream)
+        self.board = open_board(scheduler, self.policy, time.monotonic)
 
     async def close(self) -> None:
+        if self.board is not None:
+            self.board.close()
+        self.metrics.close()
         self.calls.stop()
         self.bridge.stop()
         self.worlds.stop()
@@ -102,6 +115,8 @@ class ServingSchedulerPlugin(SchedulerPlugin):
     ) -> None:
         if start == "processing" and finish == "memory":
             self._account(key, kwargs)
+        if start == "processing" and self.board is not None:
+            self.board.ended(key, finish, (kwargs.get("metadata") or {}).get(ANNOTATION))
         self.bridge.transitioned(key, start, finish, stimulus_id, kwargs)
         self.calls.transitioned(key, finish)
 
@@ -112,11 +127,11 @@ class ServingSchedulerPlugin(SchedulerPlugin):
         annotation = (self.scheduler.tasks[key].annotations or {}).get(ANNOTATION)
         # Whatever a client wrote there by hand must not stop the bridge.
         if isinstance(annotation, dict) and isinstance(annotation.get("tenant"), str):
+            seconds = report["load"], report["compute"], report["transfer"]
+            size = self.policy.group_size(key, sum(seconds), report.get("members"))
             self.usage.completed(
                 annotation["tenant"],
-                report["load"],
-                report["compute"],
-                report["transfer"],
+                *(size * part for part in seconds),
                 invocations=1 + len(report.get("ahead", ())),
             )
 
@@ -168,14 +183,16 @@ class ServingSchedulerPlugin(SchedulerPlugin):
             for tenant, n in requests.items()
         }
         refused = {tenant: why for tenant, why in answers.items() if why is not None}
+        for tenant, why in refused.items():
+            self.bridge.journal.refused(tenant, requests[tenant], why, now)
         if not refused:
             for tenant, n in requests.items():
                 promised.promise(tenant, n, now)
         return refused
 
-    def prospects(self, requests: list[str]) -> dict[str, dict[str, Any]]:
+    async def prospects(self, requests: list[str]) -> dict[str, dict[str, Any]]:
         """RPC `st2i_prospects`: of these requests, those that are open, see `Prospect`."""
-        return prospects(self.policy, requests)
+        return await Standings(self.scheduler, self.policy, self.calls).of(requests)
 
     def costs(self, replace: str | None = None) -> dict[str, str]:
         """RPC `st2i_costs`: what was learned, as JSON text; with `replace`, that takes its place."""

@@ -29,7 +29,7 @@ from .instructions import Dispatch, Instruction, Producer, RaiseYield
 from .ledger import VTimeLedger
 from .lifecycle import Lifecycle
 from .outline import CostKey
-from .placement import Placement
+from .placement import Place, Placement
 from .reactions import Reactions
 from .requests import Invocation, RequestBook, Run, State
 from .settings import Settings
@@ -134,6 +134,14 @@ class FairPolicy:
         """Why that many more requests of this tenant would be refused now; None: they would not."""
         return self._reactions.refusal(tenant, requests)
 
+    def group_size(self, key: str, seconds: float, served: int | None) -> float:
+        """Device seconds of all executors that a running task holds per second of its first one, which
+        was used for `seconds`; served: how many members took part, if that is known."""
+        invocation = self._book.invocations.get(key)
+        if invocation is None or invocation.run is None or not seconds:
+            return 1.0
+        return invocation.run.device_s(seconds, served) / seconds
+
     def yield_wanted(self, executor: str) -> bool:
         """Whether the multi-step task running there was asked to hand back."""
         running = self._fleet.running.get(executor)
@@ -184,15 +192,19 @@ class FairPolicy:
         )
         assert place is not None, "the executor of a running producer is idle"
         steps = self._steps(invocation)
+        members: tuple[str, ...] = ()
+        if invocation.request.outline.steps[invocation.position].gang > 1 and placement.idle > 1:
+            members = self._members(invocation, place)
         return Dispatch(
             candidate.key,
             place.executor,
             candidate.tenant,
             candidate.request,
             candidate.position,
-            self._charging.estimate(cost_key, place.missing, place.pull_bytes, steps),
+            self._charging.estimate(cost_key, place.missing, place.pull_bytes, steps, len(members)),
             steps,
             producers,
+            members,
         )
 
     def commit(self, decision: Dispatch, now: float) -> None:
@@ -203,14 +215,26 @@ class FairPolicy:
         if request.states[position] is not State.READY:
             raise self._book.illegal(request, position, State.RUNNING)
         executor = decision.executor
-        if not self._placement.is_idle(executor):
-            raise PolicyError(f"executor {executor!r} is not idle; ask for a decision again")
+        group = {executor, *decision.members}
+        if len(group) <= len(decision.members) or not all(map(self._placement.is_idle, group)):
+            raise PolicyError(f"executors {sorted(group)} are not idle; ask for a decision again")
         candidate = invocation.candidate
         missing = self._placement.missing_on(executor, candidate.model)
         pull_bytes = max(0, invocation.input_bytes - invocation.input_at.get(executor, 0))
         estimate = decision.estimate
         unit_s = estimate.total_s - estimate.compute_s * (1 - 1 / decision.steps)
-        run = Run(decision, -1, now, missing, pull_bytes, unit_s, candidate)
+        run = Run(
+            decision,
+            -1,
+            now,
+            missing,
+            pull_bytes,
+            unit_s,
+            estimate.total_s,
+            candidate,
+            list(decision.members),
+            [],
+        )
         self._lifecycle.start(invocation, run)
 
     def next_decision(self, now: float) -> Dispatch | None:
@@ -221,7 +245,8 @@ class FairPolicy:
         return decision
 
     def yields(self, now: float) -> list[RaiseYield]:
-        """Multi-step tasks to interrupt: no executor is idle and another tenant waits.
+        """Multi-step tasks to interrupt: no executor is idle and another tenant waits, or anybody for
+        what a gang holds beside its first executor.
 
         Ask after every round of decisions; each task is named once. Its charge is cut at once to
         what it has used and the step it is in.
@@ -234,7 +259,8 @@ class FairPolicy:
             run = invocation.run
             assert run is not None
             tenant = invocation.request.tenant
-            if not run.yielding and self._book.ready > self._book.standing(tenant).ready:
+            own = 0 if run.members else self._book.standing(tenant).ready
+            if not run.yielding and self._book.ready > own:
                 run.yielding = True
                 self._charging.cut(invocation, now)
                 found.append(RaiseYield(key, run.dispatch.executor))
@@ -248,6 +274,23 @@ class FairPolicy:
         if others > self._placement.idle - 1:
             return 1
         return min(invocation.steps, self.settings.steps_per_task)
+
+    def _members(self, invocation: Invocation, place: Place) -> tuple[str, ...]:
+        """Other executors for its gang: those that nothing else would take, now or as soon as it is
+        dispatched, and that have the model or gain more from it than its load takes."""
+        request, position, placement = invocation.request, invocation.position, self._placement
+        states, gang = request.states, request.outline.steps[position].gang
+        let_in = sum(states[p] is State.GATED for p in request.outline.consumers[position])
+        spare = placement.idle - self._book.ready - let_in
+        count = min(gang - 1, spare)
+        if count < 1:
+            return ()
+        cost_key, costs = invocation.candidate.cost_key, self.costs
+        load_s = costs.load_s(cost_key)
+        gain_s = costs.compute_s(cost_key) * invocation.steps * count / (1 + count)
+        return placement.members(
+            cost_key.model, load_s, place.missing * load_s + gain_s, count, place.executor
+        )
 
     def _producers(self, invocation: Invocation) -> tuple[Producer, ...]:
         request = invocation.request

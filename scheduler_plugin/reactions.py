@@ -80,6 +80,8 @@ class Reactions:
             self._lifecycle.end(invocation, None, State.BLOCKED, event, out)
         if event.executor in self._fleet.draining:
             self._lifecycle.end_draining(event.executor, None, event.now)
+        if event.executor in self._fleet.members:
+            self._lifecycle.member_left(event.executor, event.now)
         self._fleet.leave(event.executor)
 
     def _busy(self, event: ev.ExecutorBusy, out: list[Instruction]) -> None:
@@ -181,8 +183,11 @@ class Reactions:
         if event.missing is not None:
             placement.report(executor, event.missing, event.free_bytes)
         else:
-            placement.loaded(executor, run.candidate.model)
-        self._lifecycle.end(invocation, event.used, to, event, out, steps=event.steps)
+            for served in (executor, *run.members):
+                placement.loaded(served, run.candidate.model)
+        self._lifecycle.end(
+            invocation, event.used, to, event, out, steps=event.steps, members=event.members
+        )
         self._charging.learn(run, event)
 
     def _failed(self, event: ev.Failed, out: list[Instruction]) -> None:

@@ -67,7 +67,8 @@ class Invocation:
 
 @dataclass(slots=True, eq=False)
 class Run:
-    """An invocation on an executor. `charge`: its number in the ledger."""
+    """An invocation on an executor, and on the members of its gang. `charge`: its number in the
+    ledger. Seconds are those of the executor that leads; `device_s` counts every executor."""
 
     dispatch: Dispatch
     charge: int
@@ -75,8 +76,23 @@ class Run:
     missing: float
     pull_bytes: int
     unit_s: float  # seconds of it that cannot be interrupted
+    estimate_s: float  # what it is charged for while it runs
     candidate: Candidate
+    members: list[str]  # executors held beside the first
+    departed: list[float]  # seconds that each member served which has left the cluster
     yielding: bool = False
+
+    def device_s(self, seconds: float, served: int | None = None) -> float:
+        """Device seconds of all its executors if the first is used for so many.
+
+        served: how many members took part, if that is known: no more are counted, who served longest
+        first.
+        """
+        held = len(self.members)
+        if not self.departed and (served is None or served >= held):
+            return seconds * (1 + held)
+        shares = [seconds] * held + [min(seconds, s) for s in sorted(self.departed, reverse=True)]
+        return seconds + sum(shares[:served])
 
 
 @dataclass(slots=True, eq=False)

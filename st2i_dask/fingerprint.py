@@ -43,6 +43,8 @@ def of_dag(dag: Dag) -> str:
         digest.update(node.label.encode())
         if isinstance(node, InvocationNode):
             digest.update(node.model_fn.model_key.encode())
+            if node.model_fn.gang > 1:  # results may depend on how an invocation is split
+                digest.update(f"gang {node.model_fn.gang}".encode())
             digest.update(_plain(node.inputs).encode())
         else:
             function = inspect.unwrap(node.function)

@@ -38,6 +38,7 @@ class TaskProgram:
     exports: tuple[Ref, ...]  # values that other tasks read, in the order of the task's output
     callbacks: tuple[int, ...] = ()  # positions of the producers of its callback inputs
     callback_imports: tuple[tuple[int, Ref], ...] = ()  # (index into callbacks, value)
+    gang: int = 1  # the most executors that its model can use at once
 
 
 @dataclass(frozen=True)
@@ -212,6 +213,8 @@ class _Fusion:
         draft = self.tasks[index]
         sources = sorted({*draft.imports.values(), *draft.waits_for})
         producers = sorted(set(draft.callbacks.values()))
+        invocation = self.dag.nodes[index]
+        assert isinstance(invocation, InvocationNode)
         return TaskProgram(
             position[index],
             index,
@@ -222,6 +225,7 @@ class _Fusion:
             tuple(draft.exports),
             tuple(position[source] for source in producers),
             tuple((producers.index(source), ref) for ref, source in draft.callbacks.items()),
+            invocation.model_fn.gang,
         )
 
 

@@ -19,6 +19,9 @@ from .fingerprint import of_class
 from .symbol import Outputs, Symbol
 from .trace import current_trace
 
+#: The most executors that one invocation may use at once.
+GANG_LIMIT = 16
+
 
 @dataclass(frozen=True)
 class Input:
@@ -39,6 +42,10 @@ class ModelFn:
     per worker, whatever number of workflows and tenants use it.
     """
 
+    #: The most executors that one invocation can use at once, 1 to GANG_LIMIT: a class attribute, or a
+    #: property of the options. It gets those that nothing else would take, often none beside its own.
+    gang: int = 1
+
     def __init__(self, model_path: str | None = None, *, name: str | None = None, **options: Any):
         if isinstance(model_path, (Symbol, Outputs)):
             raise ComposeError(
@@ -56,6 +63,7 @@ class ModelFn:
                 f"ModelFn {self.name!r} declares no output; call self.add_output(...) in setup_io"
             )
         self._check_execute()
+        self._check_gang()
         try:
             self._options_json: str = json.dumps(options, sort_keys=True)
         except (TypeError, ValueError) as error:
@@ -112,6 +120,13 @@ class ModelFn:
                 f"be the declared inputs: {', '.join(self.inputs) or 'none'}"
             )
 
+    def _check_gang(self) -> None:
+        if type(self.gang) is not int or not 1 <= self.gang <= GANG_LIMIT:
+            raise ComposeError(
+                f"ModelFn {self.name!r}: gang is {self.gang!r}; give the most executors that one "
+                f"invocation can use at once, a whole number from 1 to {GANG_LIMIT}"
+            )
+
     def _check_new(self, name: str) -> None:
         if not isinstance(name, str) or not name.isidentifier():
             raise ComposeError(
@@ -152,4 +167,5 @@ class ModelFn:
                 f"ModelFn {self.name!r} was called outside a workflow; call it in a function "
                 "decorated with @st2i.workflow"
             )
+        self._check_gang()
         return trace.add_invocation(self, args, kwargs)

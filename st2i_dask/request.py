@@ -40,6 +40,11 @@ class Request:
     annotations: dict[str, dict[str, Any]]  # by key
 
 
+def request_id(key: Any) -> str:
+    """The request that a task's key belongs to, as the scheduler calls it."""
+    return str(key).rpartition("-")[2]
+
+
 def build_request(
     composed: Composed, data: dict[str, Any], *, tenant: str, about: dict[str, Any]
 ) -> Request:
@@ -76,5 +81,6 @@ def build_request(
             "model": composed.model_keys[task.position],
             "bucket": composed.bucket,
             "callbacks": task.callbacks,
+            "gang": task.gang,
         }
     return Request(keys[composed.program.result_position], tenant, tasks, annotations)

@@ -256,7 +256,7 @@ def test_closing_a_request_drops_what_is_queued_and_drains_what_runs(policy):
     for request in ("r", "s"):
         policy.handle(ev.RequestClosed(0.5, request))
         policy._check()
-    assert policy.next_decision(0.5) == ("q/0", "w2", "t", "q", 0, (0.0, 1.0, 0.0), 1, ())
+    assert policy.next_decision(0.5) == ("q/0", "w2", "t", "q", 0, (0.0, 1.0, 0.0), 1, (), ())
     assert policy.queued == 0
     assert not policy.is_idle("w1"), "the cancelled run has not ended"
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dask._task_spec import Task, TaskRef
+from dask.tokenize import normalize_token
 
 from .fusion import Program
 from .invocation import run_invocation
@@ -28,6 +29,14 @@ class Composed:
     fns: tuple[str, ...]  # per position: the ModelFn's name
     model_keys: tuple[str, ...]  # per position
     bucket: str  # the static parameters that decide what one invocation costs
+
+
+class RequestGraph(dict[str, Task]):
+    """Tasks by key. Dask names a graph by its content, which takes longer than all the rest of a submit;
+    no two requests share a key, so the keys name it."""
+
+
+normalize_token.register(RequestGraph, tuple)
 
 
 @dataclass(frozen=True)

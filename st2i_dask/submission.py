@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import dask
 
 from .errors import LimitError
-from .request import ANNOTATION, Request
+from .request import ANNOTATION, Request, RequestGraph
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -35,7 +35,7 @@ def send(client: Client, requests: Sequence[Request], also: Sequence[str] = ()) 
 
     also: keys of other tasks whose futures are wanted; these come after those of the requests.
     """
-    tasks: dict[str, Any] = {}
+    tasks = RequestGraph()
     annotations: dict[str, dict[str, Any]] = {}
     for number, request in enumerate(requests):
         tasks.update(request.tasks)

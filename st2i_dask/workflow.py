@@ -8,6 +8,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from importlib.metadata import version as package_version
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
@@ -133,7 +134,7 @@ class Workflow:
                 for n, v in everything.items()
                 if isinstance(told := getattr(v, "about", v), _PLAIN)
             },
-            "software": f"st2i_dask {package_version('st2i_dask')}",
+            "software": f"st2i_dask {_version()}",
         }
         return build_request(
             composed, data, tenant=tenant, about={k: v for k, v in about.items() if v is not None}
@@ -184,6 +185,12 @@ class Workflow:
                 for prompt, s in zip(prompts, seeds, strict=True)
             ],
         )
+
+
+@cache
+def _version() -> str:
+    """Of this package. Reading it takes longer than all the rest of a request."""
+    return package_version("st2i_dask")
 
 
 # What metadata can say of a parameter; of others, what their `about` says.

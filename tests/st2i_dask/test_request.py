@@ -10,7 +10,7 @@ from dask._task_spec import TaskRef
 from dask.utils import key_split
 
 import st2i_dask as st2i
-from st2i_dask.request import ANNOTATION
+from st2i_dask.request import ANNOTATION, RequestGraph
 from st2i_dask.workflow import Workflow
 
 
@@ -173,3 +173,22 @@ def test_31_invocations_are_built_and_pickled_in_no_time(workflow):
     assert len(request.tasks) == 31
     assert min(times) < 0.1
     assert len(data) < 200_000
+
+
+def test_a_graph_is_named_by_its_keys(workflow, monkeypatch):
+    """Dask would go through all that every task holds."""
+    from dask._expr import LLGExpr
+    from dask._task_spec import Task
+
+    def unwanted(self):
+        raise AssertionError("a task was looked through")
+
+    graphs = [RequestGraph(workflow.request(prompt="a").tasks) for _ in range(2)]
+    monkeypatch.setattr(Task, "_get_token", unwanted)
+    names = [LLGExpr(graph)._name for graph in graphs]
+    assert names[0] != names[1]
+    assert (
+        LLGExpr(graphs[0])._name == names[0] == pickle.loads(pickle.dumps(LLGExpr(graphs[0])))._name
+    )
+    with pytest.raises(AssertionError, match="looked through"):
+        LLGExpr(dict(graphs[0]))

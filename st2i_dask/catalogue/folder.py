@@ -15,6 +15,8 @@ from .. import shapes
 from ..errors import LoadError
 from . import hub
 from .checkpoint import check_checkpoint
+from .config_kinds import check_kinds
+from .scheduler_check import find_class
 
 #: Packaged models by name, with the defaults they were trained for.
 PACKAGED: dict[str, dict[str, Any]] = {
@@ -69,9 +71,21 @@ class DiffusersFolder:
 
     def config(self, part: str, file: str = "config.json") -> dict[str, Any]:
         """The configuration of one component. LoadError naming the file when it, or later a value that
-        is asked for, is missing."""
+        is asked for, is missing, and when a value is of another kind."""
         path = self.path / part / file
-        return _Config(_read_json(path, self.source), path, self.source)
+        values = _read_json(path, self.source)
+        check_kinds(part, values, path, self.source)
+        return _Config(values, path, self.source)
+
+    @property
+    def scheduler(self) -> tuple[str, dict[str, Any]]:
+        """Class name and configuration of its scheduler. LoadError if it has none."""
+        named = self.index.get("scheduler")
+        if not named or not named[1]:
+            raise LoadError(
+                f"{self.source!r}: model_index.json names no scheduler; copy the whole folder again"
+            )
+        return str(named[1]), self.scheduler_config
 
     @cached_property
     def scheduler_config(self) -> dict[str, Any]:
@@ -82,15 +96,9 @@ class DiffusersFolder:
 
         LoadError for a class that Diffusers does not have, or that does not take a value.
         """
-        import diffusers
-
-        class_name = str(changes.get("_class_name", self.index["scheduler"][1]))
-        cls = getattr(diffusers, class_name, None)
-        if not (isinstance(cls, type) and issubclass(cls, diffusers.SchedulerMixin)):
-            raise LoadError(
-                f"scheduler {class_name!r} is none of Diffusers; see diffusers.schedulers"
-            )
-        unknown = set(changes) - set(inspect.signature(cls).parameters) - {"_class_name"}
+        class_name = str(changes.get("_class_name", self.scheduler[0]))
+        taken = inspect.signature(find_class(class_name)).parameters
+        unknown = set(map(str, changes)) - set(taken) - {"_class_name"}
         if unknown:
             raise LoadError(f"{class_name} takes no {', '.join(sorted(unknown))}")
         made = DiffusersFolder(
@@ -137,7 +145,10 @@ def read_component(source: str, weights: bool = False) -> ComponentFolder:
     else:
         patterns = ["config.json"] + ["*.safetensors", "*.index.json"] * weights
         path = _from_hub(source, patterns, "config.json", weights)
-    return ComponentFolder(source, path, _read_json(path / "config.json", source))
+    file = path / "config.json"
+    config = _read_json(file, source)
+    check_kinds("controlnet", config, file, source)
+    return ComponentFolder(source, path, _Config(config, file, source))
 
 
 def load_component(source: str, class_name: str, dtype: str | None) -> Any:
@@ -174,8 +185,15 @@ def read_folder(source: str, parts: set[str] | None = None) -> DiffusersFolder:
         # Workers have other working directories.
         source = str(path.absolute())
     index = _read_json(path / "model_index.json", source)
+    check_kinds("model_index.json", index, path / "model_index.json", source)
     for part, value in index.items():
-        present = isinstance(value, list) and len(value) == 2 and value[0] is not None
+        names = value if isinstance(value, list) else ()
+        present = len(names) == 2 and all(isinstance(name, str) for name in names)
+        if (path / part).is_dir() and not present and names != [None, None]:
+            raise LoadError(
+                f"{source!r}: {path / 'model_index.json'} has {part}={value!r}, wanted the library "
+                "and the class of what is in that folder; copy the file again"
+            )
         if present and not part.startswith("_") and not (path / part).is_dir():
             raise LoadError(
                 f"{source!r}: model_index.json names {part!r} but the folder {path / part} is "

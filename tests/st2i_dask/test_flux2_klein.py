@@ -324,7 +324,7 @@ def test_layers_that_the_text_encoder_has_not_are_refused(folders):
     ("changes", "message"),
     [
         (dict(_class_name="DDIMScheduler"), "cannot use the scheduler DDIMScheduler"),
-        (dict(_class_name="FlowMatchLCMScheduler"), "LCMScheduler draws noise that no seed"),
+        (dict(_class_name="FlowMatchLCMScheduler"), "LCMScheduler, which draws noise that no seed"),
         (dict(stochastic_sampling=True), "stochastic_sampling=True"),
     ],
 )

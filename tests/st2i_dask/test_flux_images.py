@@ -297,8 +297,8 @@ def test_a_scheduler_with_a_memory_gives_what_the_pipeline_gives(folders):
         (TEXT, dict(_class_name="EulerDiscreteScheduler"), "unexpected keyword argument 'mu'"),
         (TEXT, dict(_class_name="FlowMatchLCMScheduler"), "draws noise that no seed gives again"),
         (TEXT, dict(stochastic_sampling=True), "stochastic_sampling=True"),
-        (IMAGE, UNIPC, "UniPCMultistepScheduler adds no noise to a picture"),
-        (INPAINT, UNIPC, "UniPCMultistepScheduler adds no noise to a picture"),
+        (IMAGE, UNIPC, "UniPCMultistepScheduler, which adds no noise to a picture"),
+        (INPAINT, UNIPC, "UniPCMultistepScheduler, which adds no noise to a picture"),
     ],
 )
 def test_a_scheduler_that_the_pipeline_cannot_use_is_refused(folders, task, changes, message):

@@ -281,14 +281,14 @@ def _named(scheduler):
             "sd3",
             "image-to-image",
             _named("EulerDiscreteScheduler"),
-            "adds no noise to an image; take",
+            "adds no noise to a picture; take",
         ),
         ("sd3", None, _named("KarrasVeScheduler"), r"cannot use the scheduler KarrasVe.*take Flow"),
         (
             "sd3",
             None,
             dict(stochastic_sampling=True),
-            "as it is configured .it draws noise that no seed gives again",
+            "stochastic_sampling=True and draws noise that no seed gives again",
         ),
     ],
 )

@@ -204,7 +204,7 @@ def test_controlnets_that_do_not_go_together_are_refused(folders):
 
 def test_a_scheduler_that_shifts_with_the_size_is_refused(folders):
     """The pipeline does not tell it the size, and fails in its first step."""
-    with pytest.raises(st2i.LoadError, match="with use_dynamic_shifting=false"):
+    with pytest.raises(st2i.LoadError, match="set use_dynamic_shifting to False"):
         st2i.load(folders["zeros"], scheduler=dict(use_dynamic_shifting=True))
 
 

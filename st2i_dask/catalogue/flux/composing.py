@@ -12,7 +12,7 @@ from ..denoising import guided, scheduler_step, timestep
 from ..folder import DiffusersFolder, check_dtype
 from ..lora import Loras
 from ..pictures import finish_pixels
-from ..scheduler_check import check_scheduler
+from ..scheduler_check import Steps, check_scheduler
 from ..spread import MAX_IMAGES
 from .parts import ClipText, T5Text, TokenCounter, make_scheduler, text_ids
 
@@ -21,7 +21,6 @@ MAX_SEQUENCE_LENGTH = 512
 # Pixels per side; FLUX.1 itself is trained up to about two megapixels.
 MAX_SIDE = 4096
 
-Steps = Annotated[int, Range(1, 1000)]
 Guidance = Annotated[float, Range(0, 100)]
 # At most 1: there is no second forward, as in the pipelines.
 TrueCfg = Annotated[Static[float], Range(0, 100)]
@@ -38,7 +37,8 @@ class FluxBase:
     whether it adds noise to a picture.
 
     options: of its ModelFns. channels: of the latents. guided: whether there is a guidance embedding
-    (dev). default_side: pixels. side: the rule for height and width.
+    (dev). default_side: pixels. side, steps: the rules for height and
+    width, and for the number of steps.
     """
 
     def __init__(
@@ -57,17 +57,13 @@ class FluxBase:
         self.channels: int = self.transformer_config["in_channels"] // 4
         self.guided = bool(self.transformer_config.get("guidance_embeds"))
         self.vae_scale_factor: int = 2 ** (len(folder.config("vae")["block_out_channels"]) - 1)
-        self.scheduler: tuple[str, dict[str, Any]] = (
-            folder.index["scheduler"][1],
-            folder.scheduler_config,
-        )
-        check_scheduler(
-            folder,
-            lambda steps: make_scheduler(
-                *self.scheduler, steps, 256, "cpu", flow_sigmas=flow_sigmas
-            ),
-            noises=noises,
-        )
+        self.scheduler = folder.scheduler
+
+        def scheduled(steps: int) -> Any:
+            return make_scheduler(*self.scheduler, steps, 256, "cpu", flow_sigmas=flow_sigmas)
+
+        check_scheduler(folder, scheduled, noises=noises)
+        self.steps = Steps(scheduled)
         self.default_steps = 28 if self.guided else 4
         self.default_side = 128 * self.vae_scale_factor  # default_sample_size of the pipelines
         # A token is 2x2 latents.

@@ -13,7 +13,7 @@ from ..denoising import guided, scheduler_step, timestep
 from ..folder import DiffusersFolder, check_dtype
 from ..lora import Loras
 from ..pictures import finish_pixels
-from ..scheduler_check import check_scheduler
+from ..scheduler_check import Steps, check_scheduler
 from ..spread import MAX_IMAGES
 from .parts import ChatCounter, KleinTransformer, QwenText, VaeDecoder, make_scheduler
 
@@ -24,7 +24,6 @@ MAX_SIDE = 4096
 #: Layers of the text encoder whose results the transformer was trained with.
 LAYERS = (9, 18, 27)
 
-Steps = Annotated[int, Range(1, 1000)]
 # At most 1: there is no second forward, as in the pipelines.
 Guidance = Annotated[Static[float], Range(0, 100)]
 Length = Annotated[int, Range(1, MAX_SEQUENCE_LENGTH)]
@@ -37,8 +36,8 @@ class KleinBase:
     """What the workflows of a FLUX.2 Klein folder read from its configuration.
 
     options: of its ModelFns. channels: of the VAE's latents. multiple: pixels of a token's side.
-    distilled: made for few steps, without guidance. default_side: pixels. side: the rule for height and
-    width. layers: of the text encoder, whose results are used.
+    distilled: made for few steps, without guidance. default_side: pixels. side, steps: the rules for
+    height and width, and for the number of steps. layers: of the text encoder, whose results are used.
     """
 
     def __init__(
@@ -56,13 +55,13 @@ class KleinBase:
         self.channels: int = transformer["in_channels"] // 4
         self.vae_scale_factor: int = 2 ** (len(folder.config("vae")["block_out_channels"]) - 1)
         self.multiple = self.vae_scale_factor * 2
-        self.scheduler: tuple[str, dict[str, Any]] = (
-            folder.index["scheduler"][1],
-            folder.scheduler_config,
-        )
-        check_scheduler(
-            folder, lambda steps: make_scheduler(*self.scheduler, steps, 256, "cpu"), noises=True
-        )
+        self.scheduler = folder.scheduler
+
+        def scheduled(steps: int) -> Any:
+            return make_scheduler(*self.scheduler, steps, 256, "cpu")
+
+        check_scheduler(folder, scheduled, noises=True)
+        self.steps = Steps(scheduled)
         self.loras = Loras(folder)
         self.layers = tuple(layers)
         _check_layers(folder, self.layers, transformer["joint_attention_dim"])

@@ -13,7 +13,7 @@ from ..form import form
 from ..input_image import InputImage, MaskImage
 from ..lora import Loras, adapted
 from ..pictures import finish_pixels
-from ..scheduler_check import check_scheduler
+from ..scheduler_check import Steps, check_scheduler
 from ..spread import MAX_IMAGES, draw_images
 from ..strength import Strength, first_step
 from .parts import (
@@ -78,14 +78,12 @@ def qwen_image(
     channels = config["in_channels"] // 4
     counter = TemplateCounter(folder, "tokenizer")
     limit = "max_sequence_length"
-    scheduler = folder.index["scheduler"][1], folder.scheduler_config
-    check_scheduler(
-        folder,
-        lambda steps: make_scheduler(*scheduler, steps, 64, None, "cpu"),
-        noises="strength" in inputs,
-    )
-    # A schedule that is stretched to end above zero cannot be of one step: its sigmas are NaN.
-    fewest = 2 if folder.scheduler_config.get("shift_terminal") else 1
+    scheduler = folder.scheduler
+
+    def scheduled(steps: int) -> Any:
+        return make_scheduler(*scheduler, steps, 64, None, "cpu")
+
+    check_scheduler(folder, scheduled, noises="strength" in inputs)
     options = {"dtype": dtype} if dtype else {}
 
     def compose(
@@ -98,7 +96,7 @@ def qwen_image(
         mask_image: Annotated[Any, MaskImage()],
         control_image: Annotated[Any, InputImage()],
         seed: int = 0,
-        num_steps: Annotated[int, Range(fewest, 1000)] = 50,
+        num_steps: Annotated[int, Steps(scheduled)] = 50,
         height: Annotated[int, side] = usual,
         width: Annotated[int, side] = usual,
         true_cfg_scale: Annotated[Static[float], Range(0, 100)] = 4.0,

@@ -6,14 +6,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from ...errors import LoadError
 from ...parameters import Static
 from ...rules import Multiple, OneOf, Prompt, Range
 from ..denoising import guided, scheduler_step
-from ..fitting_scheduler import draws_noise
 from ..folder import DiffusersFolder, check_dtype
 from ..lora import Loras, adapted
 from ..pictures import finish_pixels
+from ..scheduler_check import Steps, check_scheduler
 from ..spread import MAX_IMAGES
 from ..strength import Strength
 from ..token_count import TokenCounter
@@ -52,9 +51,17 @@ class SD3:
     """A folder of Stable Diffusion 3 as workflows need it. LoadError if a pipeline would not take it.
 
     shifts: whether the pipeline shifts the timesteps with the picture's size, if the scheduler does.
+    noises: whether it adds noise to a picture. steps: the rule for the number of steps.
     """
 
-    def __init__(self, folder: DiffusersFolder, dtype: str | None, *, shifts: bool = True):
+    def __init__(
+        self,
+        folder: DiffusersFolder,
+        dtype: str | None,
+        *,
+        shifts: bool = True,
+        noises: bool = False,
+    ):
         check_dtype(dtype)
         self.folder = folder
         self.options: dict[str, Any] = {"dtype": dtype} if dtype else {}
@@ -67,30 +74,19 @@ class SD3:
         self.has_t5 = bool((folder.index.get("text_encoder_3") or [None])[0])
         self.shifts = shifts
         self.loras = Loras(folder)
-        self.scheduler = folder.index["scheduler"][1], folder.scheduler_config
-        try:
-            scheduler, _ = self._scheduled(4, self.default_side, self.default_side, None)
-            draws_noise(scheduler, from_generator=False)
-        except Exception as error:
-            raise LoadError(
-                f"{folder.source!r}: {self._pipeline} cannot use the scheduler {self.scheduler[0]} "
-                f"as it is configured ({error}); take FlowMatchEulerDiscreteScheduler"
-                + ("" if shifts else " with use_dynamic_shifting=false")
-            ) from error
+        self.scheduler = folder.scheduler
 
-    @property
-    def _pipeline(self) -> str:
-        return "StableDiffusion3Pipeline" if self.shifts else "StableDiffusion3ControlNetPipeline"
+        def usual(num_steps: int) -> Any:
+            return self._scheduled(num_steps, self.default_side, self.default_side, None)[0]
 
-    def check_noising(self, pipeline: str) -> None:
-        """LoadError unless the scheduler can add noise to an image."""
-        import diffusers
-
-        if not hasattr(getattr(diffusers, self.scheduler[0]), "scale_noise"):
-            raise LoadError(
-                f"{self.folder.source!r}: {pipeline} cannot use the scheduler {self.scheduler[0]}, "
-                "which adds no noise to an image; take FlowMatchEulerDiscreteScheduler"
-            )
+        check_scheduler(
+            folder,
+            usual,
+            one_a_step=False,
+            noises=noises,
+            hint="" if shifts else "set use_dynamic_shifting to False",
+        )
+        self.steps = Steps(usual)
 
     # -- rules of parameters -------------------------------------------------------------------
 
@@ -223,7 +219,6 @@ class SD3:
 
 
 # Types of parameters that are the same for every folder.
-Steps = Annotated[int, Range(1, 1000)]
 Guidance = Annotated[Static[float], Range(0, 100)]
 Share = Annotated[Static[float], Strength()]
 Images = Annotated[int, Range(1, MAX_IMAGES)]

@@ -22,7 +22,7 @@ from ..folder import DiffusersFolder, read_component
 from ..input_image import InputImage, InputImages
 from ..per_controlnet import Scales, nth
 from ..spread import draw_images
-from .composing import SD3, Guidance, Images, Length, Output, Steps, Text
+from .composing import SD3, Guidance, Images, Length, Output, Text
 from .controlnet_parts import CONTROLNET, SD3ControlNet, half_of, prepare_control
 from .parts import MAX_CONTROLNETS, RESIDUALS, VaeEncoder, draw_latents
 
@@ -162,7 +162,7 @@ def sd3_controlnet_workflow(
         negative_prompt: Annotated[str, sd3.negative_prompt] = "",
         control_image: Annotated[Any, controls.images],
         seed: int = 0,
-        num_steps: Steps = num_steps,
+        num_steps: Annotated[int, sd3.steps] = num_steps,
         height: Annotated[int, side] = height or sd3.default_side,
         width: Annotated[int, side] = width or sd3.default_side,
         guidance_scale: Guidance = guidance_scale,

@@ -9,7 +9,7 @@ from ..folder import DiffusersFolder
 from ..given_picture import prepare_pixels
 from ..input_image import InputImage
 from ..spread import draw_images
-from .composing import SD3, Guidance, Images, Length, Output, Share, Steps
+from .composing import SD3, Guidance, Images, Length, Output, Share
 from .image_parts import start_from_image
 from .parts import VaeEncoder
 
@@ -32,8 +32,7 @@ def sd3_image_workflow(
     strength: the share of the steps that are taken; at 1 nothing of the image is left.
     sizes, split_guidance: as in text to image.
     """
-    sd3 = SD3(folder, dtype)
-    sd3.check_noising("StableDiffusion3Img2ImgPipeline")
+    sd3 = SD3(folder, dtype, noises=True)
     side = sd3.side(sizes)
 
     def compose(
@@ -42,7 +41,7 @@ def sd3_image_workflow(
         negative_prompt: Annotated[str, sd3.negative_prompt] = "",
         image: Annotated[Any, InputImage()],
         seed: int = 0,
-        num_steps: Steps = num_steps,
+        num_steps: Annotated[int, sd3.steps] = num_steps,
         height: Annotated[int, side] = height or sd3.default_side,
         width: Annotated[int, side] = width or sd3.default_side,
         guidance_scale: Guidance = guidance_scale,

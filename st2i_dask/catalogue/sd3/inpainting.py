@@ -14,7 +14,7 @@ from ..folder import DiffusersFolder
 from ..given_picture import outside, prepare_mask, prepare_pixels, to_float
 from ..input_image import InputImage, MaskImage
 from ..spread import draw_images
-from .composing import SD3, Guidance, Images, Length, Output, Share, Steps
+from .composing import SD3, Guidance, Images, Length, Output, Share
 from .image_parts import (
     mask_latents,
     start_inpainting,
@@ -43,8 +43,7 @@ def sd3_inpainting_workflow(
     Defaults are the pipeline's own. mask_image: white where the picture is drawn anew. strength: the
     share of the steps that are taken. sizes, split_guidance: as in text to image.
     """
-    sd3 = SD3(folder, dtype)
-    sd3.check_noising("StableDiffusion3InpaintPipeline")
+    sd3 = SD3(folder, dtype, noises=True)
     latent_channels = sd3.vae_config["latent_channels"]
     made_for_it = sd3.channels == _MADE_FOR_IT
     if sd3.channels not in (_PLAIN, _MADE_FOR_IT) or latent_channels != _PLAIN:
@@ -61,7 +60,7 @@ def sd3_inpainting_workflow(
         image: Annotated[Any, InputImage()],
         mask_image: Annotated[Any, MaskImage()],
         seed: int = 0,
-        num_steps: Steps = num_steps,
+        num_steps: Annotated[int, sd3.steps] = num_steps,
         height: Annotated[int, side] = height or sd3.default_side,
         width: Annotated[int, side] = width or sd3.default_side,
         guidance_scale: Guidance = guidance_scale,

@@ -9,7 +9,7 @@ from ...parameters import Static
 from ...workflow import Workflow, workflow
 from ..folder import DiffusersFolder
 from ..spread import draw_images
-from .composing import SD3, Guidance, Images, Length, Output, Steps
+from .composing import SD3, Guidance, Images, Length, Output
 from .parts import draw_latents
 
 
@@ -39,7 +39,7 @@ def sd3_workflow(
         prompt: Annotated[str, sd3.prompt],
         negative_prompt: Annotated[str, sd3.negative_prompt] = "",
         seed: int = 0,
-        num_steps: Steps = num_steps,
+        num_steps: Annotated[int, sd3.steps] = num_steps,
         height: Annotated[int, side] = height or sd3.default_side,
         width: Annotated[int, side] = width or sd3.default_side,
         guidance_scale: Guidance = guidance_scale,

@@ -10,10 +10,10 @@ from ...errors import LoadError
 from ...parameters import Static
 from ...rules import Multiple, OneOf, Prompt, Range
 from ..denoising import guided, scheduler_step
-from ..fitting_scheduler import draws_noise
 from ..folder import DiffusersFolder, check_dtype, stored_dtype
 from ..lora import Loras, adapted
 from ..pictures import finish_pixels
+from ..scheduler_check import Steps, check_scheduler
 from ..spread import MAX_IMAGES
 from ..token_count import TokenCounter
 from .parts import (
@@ -58,7 +58,8 @@ class SDXL:
     """A folder of Stable Diffusion XL as workflows need it. LoadError if a pipeline would not take it.
 
     begins: whether the pipeline tells the scheduler that it begins with the first step. scored: whether
-    the pipeline gives aesthetic scores to a model that wants them.
+    the pipeline gives aesthetic scores to a model that wants them. noises: whether it adds noise to a
+    picture. steps: the rule for the number of steps. noisy: whether the scheduler's steps draw noise.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class SDXL:
         *,
         begins: bool = True,
         scored: bool = False,
+        noises: bool = False,
     ):
         check_dtype(dtype)
         self.folder = folder
@@ -85,11 +87,18 @@ class SDXL:
         self.scores = _SCORES if wants_scores else None
         self.begins = begins
         self.loras = Loras(folder)
-        self.scheduler = folder.index["scheduler"][1], folder.scheduler_config
-        self.noisy = self._check()
+        self.scheduler = folder.scheduler
+        self._check()
 
-    def _check(self) -> bool:
-        """Whether the scheduler draws noise."""
+        def usual(num_steps: int) -> Any:
+            return scheduled(*self.scheduler, num_steps, None, self.begins)[0]
+
+        self.noisy = check_scheduler(
+            folder, usual, predicts_noise=True, one_a_step=False, noises=noises
+        )
+        self.steps = Steps(usual)
+
+    def _check(self) -> None:
         import torch
 
         source = self.folder.source
@@ -102,24 +111,6 @@ class SDXL:
             time_ids(self.unet_config, 8, 8, self.text_width, torch.float32, self.scores)
         except ValueError as error:
             raise LoadError(f"{source!r} cannot be used for this task: {error}") from error
-        try:
-            scheduler, _ = scheduled(*self.scheduler, 4, None, self.begins)
-            return draws_noise(scheduler, from_generator=True)
-        except Exception as error:
-            raise LoadError(
-                f"{source!r}: StableDiffusionXLPipeline cannot use the scheduler {self.scheduler[0]} as "
-                f"it is configured ({error}); take EulerDiscreteScheduler"
-            ) from error
-
-    def check_noising(self) -> None:
-        """LoadError unless the scheduler can add noise to an image."""
-        import diffusers
-
-        if not hasattr(getattr(diffusers, self.scheduler[0]), "add_noise"):
-            raise LoadError(
-                f"{self.folder.source!r}: the scheduler {self.scheduler[0]} adds no noise to an image; "
-                "take EulerDiscreteScheduler"
-            )
 
     # -- rules of parameters -------------------------------------------------------------------
 
@@ -258,7 +249,6 @@ class SDXL:
 
 
 # Types of parameters that are the same for every folder.
-Steps = Annotated[int, Range(1, 1000)]
 Guidance = Annotated[Static[float], Range(0, 100)]
 Images = Annotated[int, Range(1, MAX_IMAGES)]
 Output = Static[Literal["pil", "pt"]]

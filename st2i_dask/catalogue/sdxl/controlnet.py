@@ -18,7 +18,7 @@ from ..denoising import seeded
 from ..folder import DiffusersFolder, read_component
 from ..per_controlnet import Scales, nth
 from ..spread import draw_images
-from .composing import MAX_SIDE, SDXL, Guidance, Images, Output, Steps, Text
+from .composing import MAX_SIDE, SDXL, Guidance, Images, Output, Text
 from .controlnet_parts import CONTROLNET, SDXLControlNet, draw_latents_for, prepare_control
 from .image_parts import SizedImage, SizedImages
 from .parts import MAX_CONTROLNETS, RESIDUALS
@@ -139,7 +139,7 @@ def sdxl_controlnet_workflow(
         negative_prompt: Annotated[Maybe[str | None], sdxl.negative_prompt] = None,
         control_image: Annotated[Any, controls.images],
         seed: int = 0,
-        num_steps: Steps = num_steps,
+        num_steps: Annotated[int, sdxl.steps] = num_steps,
         height: Annotated[Static[int | None], side] = height,
         width: Annotated[Static[int | None], side] = width,
         guidance_scale: Guidance = guidance_scale,

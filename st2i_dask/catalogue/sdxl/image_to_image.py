@@ -11,7 +11,7 @@ from ..denoising import seeded
 from ..folder import DiffusersFolder
 from ..given_picture import prepare_pixels
 from ..spread import draw_images
-from .composing import MAX_SIDE, SDXL, Guidance, Images, Output, Steps
+from .composing import MAX_SIDE, SDXL, Guidance, Images, Output
 from .image_parts import SizedImage, Strength, start_from_image
 
 Share = Annotated[Static[float], Strength()]
@@ -31,8 +31,7 @@ def sdxl_image_workflow(
     strength: the share of the steps that are taken; at 1 nothing of the image is left.
     negative_prompt, split_guidance: as in text to image.
     """
-    sdxl = SDXL(folder, dtype, scored=True)
-    sdxl.check_noising()
+    sdxl = SDXL(folder, dtype, scored=True, noises=True)
     pictures = SizedImage(least=sdxl.factor, most=MAX_SIDE)
 
     def compose(
@@ -41,7 +40,7 @@ def sdxl_image_workflow(
         negative_prompt: Annotated[Maybe[str | None], sdxl.negative_prompt] = None,
         image: Annotated[Any, pictures],
         seed: int = 0,
-        num_steps: Steps = num_steps,
+        num_steps: Annotated[int, sdxl.steps] = num_steps,
         guidance_scale: Guidance = guidance_scale,
         strength: Share = strength,
         num_images: Images = 1,

@@ -14,7 +14,7 @@ from ..folder import DiffusersFolder
 from ..given_picture import outside, prepare_mask, prepare_pixels, to_float
 from ..input_image import InputImage, MaskImage
 from ..spread import draw_images
-from .composing import SDXL, Guidance, Images, Output, Steps
+from .composing import SDXL, Guidance, Images, Output
 from .image_parts import (
     LATENTS,
     mask_latents,
@@ -43,8 +43,7 @@ def sdxl_inpainting_workflow(
     Defaults are the pipeline's own. mask_image: white where the picture is drawn anew. strength: the
     share of the steps that are taken. sizes, negative_prompt, split_guidance: as in text to image.
     """
-    sdxl = SDXL(folder, dtype, scored=True)
-    sdxl.check_noising()
+    sdxl = SDXL(folder, dtype, scored=True, noises=True)
     latent_channels = sdxl.vae_config["latent_channels"]
     made_for_it = sdxl.channels == _MADE_FOR_IT
     if sdxl.channels not in (LATENTS, _MADE_FOR_IT) or latent_channels != LATENTS:
@@ -61,7 +60,7 @@ def sdxl_inpainting_workflow(
         image: Annotated[Any, InputImage()],
         mask_image: Annotated[Any, MaskImage()],
         seed: int = 0,
-        num_steps: Steps = num_steps,
+        num_steps: Annotated[int, sdxl.steps] = num_steps,
         height: Annotated[int, side] = height or sdxl.default_side,
         width: Annotated[int, side] = width or sdxl.default_side,
         guidance_scale: Guidance = guidance_scale,

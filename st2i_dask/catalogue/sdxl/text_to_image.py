@@ -10,7 +10,7 @@ from ...workflow import Workflow, workflow
 from ..denoising import seeded
 from ..folder import DiffusersFolder
 from ..spread import draw_images
-from .composing import SDXL, Guidance, Images, Output, Steps
+from .composing import SDXL, Guidance, Images, Output
 from .parts import draw_latents
 
 
@@ -40,7 +40,7 @@ def sdxl_workflow(
         prompt: Annotated[str, sdxl.prompt],
         negative_prompt: Annotated[Maybe[str | None], sdxl.negative_prompt] = None,
         seed: int = 0,
-        num_steps: Steps = num_steps,
+        num_steps: Annotated[int, sdxl.steps] = num_steps,
         height: Annotated[int, side] = height or sdxl.default_side,
         width: Annotated[int, side] = width or sdxl.default_side,
         guidance_scale: Guidance = guidance_scale,

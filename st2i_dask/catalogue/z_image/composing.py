@@ -13,7 +13,7 @@ from ..form import form
 from ..input_image import InputImage, MaskImage
 from ..lora import Loras, adapted
 from ..pictures import finish_pixels
-from ..scheduler_check import check_scheduler
+from ..scheduler_check import Steps, check_scheduler
 from ..spread import MAX_IMAGES, draw_images
 from ..strength import Strength, first_step
 from .parts import (
@@ -29,6 +29,8 @@ from .parts import (
 )
 from .starts import ImageStart, InpaintingStart
 
+#: Executors that share the tokens of one image.
+MAX_GANG = 8
 # Pixels per side; Z-Image itself is trained up to about four megapixels.
 MAX_SIDE = 4096
 #: The sequences of text and of image tokens are padded to multiples of this.
@@ -74,12 +76,12 @@ def z_image(
     usual = min(1024, largest // multiple * multiple)
     counter = ChatCounter(folder, "tokenizer")
     limit = "max_sequence_length"
-    scheduler = folder.index["scheduler"][1], folder.scheduler_config
-    check_scheduler(
-        folder,
-        lambda steps: make_scheduler(*scheduler, steps, 64, None, True, "cpu"),
-        noises="strength" in inputs,
-    )
+    scheduler = folder.scheduler
+
+    def scheduled(steps: int) -> Any:
+        return make_scheduler(*scheduler, steps, 64, None, True, "cpu")
+
+    check_scheduler(folder, scheduled, noises="strength" in inputs)
     options = {"dtype": dtype} if dtype else {}
 
     def compose(
@@ -92,7 +94,7 @@ def z_image(
         mask_image: Annotated[Any, MaskImage()],
         control_image: Annotated[Any, InputImage()],
         seed: int = 0,
-        num_steps: Annotated[int, Range(1, 1000)] = 50,
+        num_steps: Annotated[int, Steps(scheduled)] = 50,
         height: Annotated[int, side] = usual,
         width: Annotated[int, side] = usual,
         guidance_scale: Annotated[Static[float], Range(0, 100)] = 5.0,
@@ -104,12 +106,14 @@ def z_image(
         spread: Static[bool] = False,
         loras: Annotated[Static[Any], Loras(folder)] = (),
         split_guidance: Static[bool] = False,
+        sequence_parallel: Annotated[int, Range(1, MAX_GANG)] = 1,
         max_sequence_length: Annotated[int, Range(1, longest)] = min(512, longest),
         output_type: Static[Literal["pil", "pt"]] = "pil",
     ) -> Any:
         source = folder.source
         text = QwenText(source, **adapted(options, loras, "text_encoder"))
         transformer = ZImageTransformer(source, **adapted(options, loras, "transformer"))
+        transformer.gang = sequence_parallel or 1
         decoder = VaeDecoder(source, **options)
         guided = guidance_scale > 0
         wanted = text(prompt, max_sequence_length)
@@ -171,8 +175,9 @@ def z_image(
 
     absent = {*INPAINTING, *CONTROL} - set(inputs)
     if control_of is not None:
-        # A ControlNet runs modules of the transformer, adapters and all.
-        absent.add("loras")
+        # A ControlNet runs modules of the transformer, adapters and all; its residuals arrive at one
+        # executor, for all tokens.
+        absent |= {"loras", "sequence_parallel"}
     return form(compose, absent, defaults, source=folder.source, name=name, about=about)
 
 

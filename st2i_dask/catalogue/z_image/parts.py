@@ -7,13 +7,16 @@ own is called from there.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
+from ...gang import running_gang
 from ...glue import glue
 from ..denoising import generator_of
 from ..part import PipelinePart
 from ..token_count import TokenCounter
+from .sequence import shared_sequence
 
 
 class QwenText(PipelinePart):
@@ -63,14 +66,16 @@ class ZImageTransformer(PipelinePart):
         residuals = inputs["residuals"]
         if residuals is not None:
             residuals = ByLayer(residuals, inputs["places"])
-        predicted = transformer(
-            latents,
-            timestep,
-            prompts,
-            controlnet_block_samples=residuals,
-            joint_attention_kwargs=None,
-            return_dict=False,
-        )[0]
+        gang = running_gang()
+        with shared_sequence(transformer, gang) if gang is not None else nullcontext():
+            predicted = transformer(
+                latents,
+                timestep,
+                prompts,
+                controlnet_block_samples=residuals,
+                joint_attention_kwargs=None,
+                return_dict=False,
+            )[0]
         return {"predicted": torch.stack(predicted)}
 
 

@@ -1,0 +1,140 @@
+"""What kinds of values configurations must have, where workflows compute with them.
+
+A damaged or mistyped value is named with its file, before anything is made of it. Values that only the
+libraries read are left to these.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..errors import LoadError
+
+
+class Kind(NamedTuple):
+    """holds: whether a value is of the kind. said: for messages."""
+
+    holds: Callable[[Any], bool]
+    said: str
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 < value < 2**31
+
+
+def _is_list_of(holds: Callable[[Any], bool], value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and bool(value) and all(map(holds, value))
+
+
+_COUNT = Kind(_is_count, "a whole number above 0")
+_COUNTS = Kind(lambda value: _is_list_of(_is_count, value), "a list of whole numbers above 0")
+_PLACES = Kind(
+    lambda value: _is_list_of(lambda each: type(each) is int and each >= 0, value),
+    "a list of whole numbers",
+)
+_FLAG = Kind(lambda value: type(value) is bool, "true or false")
+_FLAGS = Kind(lambda value: _is_list_of(_FLAG.holds, value), "a list of true and false")
+_SEVERAL = Kind(
+    lambda value: _COUNT.holds(value) or _COUNTS.holds(value), f"{_COUNT.said}, or a list"
+)
+_NAME = Kind(lambda value: isinstance(value, str) and bool(value), "a name")
+
+
+def _or_none(kind: Kind) -> Kind:
+    return Kind(lambda value: value is None or kind.holds(value), f"{kind.said}, or null")
+
+
+def _or_zero(kind: Kind) -> Kind:
+    return Kind(
+        lambda value: value is None or value == 0 or kind.holds(value), f"{kind.said}, or 0"
+    )
+
+
+_WIDTHS = {
+    "num_attention_heads": _or_none(_SEVERAL),
+    "attention_head_dim": _or_none(_SEVERAL),
+    "joint_attention_dim": _or_none(_COUNT),
+    "pooled_projection_dim": _or_none(_COUNT),
+}
+_UNET = {
+    "block_out_channels": _COUNTS,
+    "layers_per_block": _SEVERAL,
+    "cross_attention_dim": _SEVERAL,
+    "addition_embed_type": _or_none(_NAME),
+    "addition_time_embed_dim": _or_none(_COUNT),
+    "projection_class_embeddings_input_dim": _or_none(_COUNT),
+}
+# By component, its number left out.
+_KINDS: dict[str, Mapping[str, Kind]] = {
+    "transformer": {
+        **_WIDTHS,
+        "in_channels": _COUNT,
+        "patch_size": _COUNT,
+        "sample_size": _COUNT,
+        "pos_embed_max_size": _or_none(_COUNT),
+        "axes_lens": Kind(
+            lambda value: _COUNTS.holds(value) and len(value) == 3,
+            "a list of 3 whole numbers above 0",
+        ),
+        "guidance_embeds": _FLAG,
+    },
+    "unet": {
+        **_UNET,
+        "in_channels": _COUNT,
+        "sample_size": _COUNT,
+        "time_cond_proj_dim": _or_none(_COUNT),
+    },
+    "vae": {
+        "block_out_channels": _COUNTS,
+        "latent_channels": _COUNT,
+        "force_upcast": _FLAG,
+        "temperal_downsample": _FLAGS,
+    },
+    "text_encoder": {
+        "hidden_size": _COUNT,
+        "num_hidden_layers": _COUNT,
+        "projection_dim": _COUNT,
+        "max_position_embeddings": _COUNT,
+    },
+    "controlnet": {
+        **_WIDTHS,
+        **_UNET,
+        "in_channels": _COUNT,
+        "pos_embed_max_size": _or_none(_COUNT),
+        "num_layers": _or_zero(_COUNT),
+        "num_single_layers": _or_zero(_COUNT),
+        "num_mode": _or_zero(_COUNT),
+        "guidance_embeds": _FLAG,
+        "use_pos_embed": _FLAG,
+        "force_zeros_for_pooled_projection": _FLAG,
+        "extra_conditioning_channels": _or_zero(_COUNT),
+        "extra_condition_channels": _or_zero(_COUNT),
+        "conditioning_embedding_channels": _or_none(_SEVERAL),
+        "conditioning_embedding_out_channels": _or_none(_COUNTS),
+        "control_in_dim": _or_none(_COUNT),
+        "control_layers_places": _PLACES,
+        "global_pool_conditions": _FLAG,
+    },
+    "model_index.json": {
+        "_class_name": _NAME,
+        "is_distilled": _or_none(_FLAG),
+        "requires_aesthetics_score": _or_none(_FLAG),
+        "force_zeros_for_empty_prompt": _or_none(_FLAG),
+    },
+}
+_NUMBER = re.compile(r"_\d+$")
+
+
+def check_kinds(part: str, values: Mapping[str, Any], path: Path, source: str) -> None:
+    """LoadError with file, key and value for one of another kind.
+
+    part: the component, or "model_index.json". source: what the error calls the folder.
+    """
+    for key, kind in _KINDS.get(_NUMBER.sub("", part), {}).items():
+        if key in values and not kind.holds(values[key]):
+            raise LoadError(
+                f"{source!r}: {path} has {key}={values[key]!r}, wanted {kind.said}; copy the file again"
+            )

@@ -6,6 +6,7 @@ import pytest
 
 from worker_plugin import mapped_file
 from worker_plugin.host_tier import HostTier
+from worker_plugin.profiles import Profiles
 
 from .cache_driver import Driver
 from .host_files import mappings_of, open_files
@@ -81,3 +82,19 @@ def make_tier(folder):
         tier._check()
         tier.close()
         tier._check()
+
+
+@pytest.fixture
+def open_profiles():
+    """Opens stores; checks and closes them all."""
+    opened = []
+
+    def open_one(folder=None, write_s=60.0):
+        opened.append(Profiles(folder, write_s=write_s))
+        return opened[-1]
+
+    yield open_one
+    for profiles in opened:
+        profiles._check()
+        profiles.close()
+        profiles._check()

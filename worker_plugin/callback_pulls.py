@@ -20,8 +20,9 @@ from st2i_dask.errors import ProducerLostError
 from st2i_dask.invocation import Producer
 from st2i_dask.outputs import TaskOutputs, packing
 
+from .boards import SLICE_SECONDS
 from .exchange import Exchange
-from .streams import SLICE_SECONDS, WAIT_SECONDS, Boards, Opened, StreamReader
+from .streams import WAIT_SECONDS, Boards, Opened, StreamReader
 from .tensor_store import TensorStore, receiving
 
 #: How often a worker looks whether a producer has come further, seconds.

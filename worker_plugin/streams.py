@@ -8,26 +8,18 @@ news of a lost producer ten times a second.
 
 from __future__ import annotations
 
-import pickle
-import time
-import weakref
 from collections.abc import Callable
-from dataclasses import astuple
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from st2i_dask.errors import ProducerLostError
-from st2i_dask.outputs import TaskOutputs, is_tensor, map_values, packing
+from st2i_dask.outputs import TaskOutputs, is_tensor, map_values
 
-from .heap import HeapAddress, Ticket
-from .tensor_store import TensorStore, receiving
+from .boards import Board, BoardAddress, BoardReader
+from .tensor_store import TensorStore
 
 #: Longest wait for an item, seconds. A producer runs at most one step: far less in practice.
 WAIT_SECONDS = 600.0
-#: How often a waiting thread looks whether its producer is lost, seconds.
-SLICE_SECONDS = 0.1
-# An item's place on the board, bytes: a ticket takes about 400. What takes more is asked for.
-_SLOT = 1024
 
 
 class OutputBoard:
@@ -37,13 +29,7 @@ class OutputBoard:
         self.length = length
         self.items: list[Any] = []
         self._store = store
-        heap = store.arena.heap
-        self._block = heap.allocate(length * _SLOT)
-        self._word = heap.allocate_word() if self._block is not None else None
-        if self._word is not None:
-            self._slots = heap.tensor(self._block).view(length, _SLOT)  # type: ignore[arg-type]
-            # A late reader finds another generation on the board, whatever the word then counts.
-            weakref.finalize(self, heap.free_word, self._word).atexit = False
+        self._board = Board(store, length)
 
     def put(self, index: int, item: Any) -> Any:
         """Publish an item; as it is stored."""
@@ -51,30 +37,13 @@ class OutputBoard:
         item = map_values(item, is_tensor, self._store.keep)
         self._store.arena.heap.settle()
         self.items.append(item)
-        if self._word is not None:
-            self._write(index, item)
-            self._store.arena.heap.signal(self._word, index + 1)
+        self._board.write(index, item)
+        self._board.count(index + 1)
         return item
 
     def address(self) -> tuple[Any, ...] | None:
-        """The board's ticket and word for readers, as plain values; None: they must ask."""
-        if self._word is None or self._block is None:
-            return None
-        block = self._block
-        ticket = Ticket(
-            self._store.arena.heap.address, block.offset, block.nbytes, block.generation
-        )
-        return (*astuple(ticket), self._word)
-
-    def _write(self, index: int, item: Any) -> None:
-        import torch
-
-        with packing(self._store.pack):
-            entry = pickle.dumps(TaskOutputs((item,)), protocol=5)
-        if len(entry) > _SLOT - 4:
-            entry = b""  # ask
-        raw = len(entry).to_bytes(4, "little") + entry
-        self._slots[index, : len(raw)] = torch.frombuffer(bytearray(raw), dtype=torch.uint8)
+        """The board's, for readers; None: they must ask."""
+        return self._board.address()
 
 
 class Boards:
@@ -99,20 +68,14 @@ class Boards:
 
 
 class Opened(NamedTuple):
-    """A board as its reader knows it."""
+    """A stream as its reader knows it. board: None: items must be asked for."""
 
     length: int
-    ticket: Ticket | None
-    word: int
+    board: BoardAddress | None
 
     @classmethod
     def parse(cls, length: int, address: Any) -> Opened:
-        if address is None:
-            return cls(length, None, 0)
-        heap, offset, nbytes, generation, word = address
-        kind, uuid, size, place = heap
-        where = HeapAddress(kind, uuid, size, tuple(place))
-        return cls(length, Ticket(where, offset, nbytes, generation), word)
+        return cls(length, BoardAddress.parse(address))
 
 
 class StreamReader:
@@ -128,47 +91,34 @@ class StreamReader:
         """ask_open, ask_item: questions to the producer's worker. check: raises if it is lost."""
         self._store = store
         self._ask_open, self._ask_item, self._check_lost = ask_open, ask_item, check
-        self._opened: Opened | None = None
+        self._board: BoardReader | None = None
 
     def length(self) -> int | None:
-        self._opened = self._ask_open()
-        return self._opened.length if self._opened is not None else None
+        opened = self._ask_open()
+        if opened is None:
+            return None
+        if opened.board is not None:
+            board = BoardReader(self._store, opened.board)
+            self._board = board if board.is_within_reach() else None
+        return opened.length
 
     def item(self, index: int) -> Any:
-        assert self._opened is not None
         try:
-            outputs = self._from_board(self._opened, index) or self._ask_item(index)
+            outputs = self._from_board(index) or self._ask_item(index)
         except OSError as error:
             raise ProducerLostError(f"item {index} of a callback input is lost: {error}") from error
         if outputs.lost is not None:
             raise ProducerLostError(f"item {index} of a callback input is lost: {outputs.lost}")
         return outputs.values[0]
 
-    def _from_board(self, opened: Opened, index: int) -> TaskOutputs | None:
+    def _from_board(self, index: int) -> TaskOutputs | None:
         """None: the producer's worker must be asked."""
-        if opened.ticket is None or not self._store.arena.heap.reach(opened.ticket.heap):
+        if self._board is None:
             return None
-        self._await(opened.ticket.heap, opened.word, index + 1)
-        entry = self._entry(opened.ticket, index)
-        if not entry:
-            return None
-        with receiving(self._store):
-            outputs: TaskOutputs = pickle.loads(entry)
-        return outputs
-
-    def _await(self, heap: HeapAddress, word: int, count: int) -> None:
-        deadline = time.monotonic() + WAIT_SECONDS
-        while self._store.arena.heap.wait(heap, word, count, SLICE_SECONDS) is None:
-            self._check_lost()
-            if time.monotonic() > deadline:
-                raise ProducerLostError(f"a callback input gave nothing for {WAIT_SECONDS:g} s")
-
-    def _entry(self, board: Ticket, index: int) -> bytes:
-        import torch
-
-        upto = Ticket(board.heap, board.offset, (index + 1) * _SLOT, board.generation)
-        slots = torch.empty(upto.nbytes, dtype=torch.uint8)
-        if not self._store.arena.heap.pull(upto, slots):
-            raise ProducerLostError("a callback input is lost: its board is not there any more")
-        slot: bytes = slots[index * _SLOT :].numpy().tobytes()
-        return slot[4 : 4 + int.from_bytes(slot[:4], "little")]
+        try:
+            self._board.wait(index + 1, self._check_lost, WAIT_SECONDS)
+        except TimeoutError:
+            raise ProducerLostError(
+                f"a callback input gave nothing for {WAIT_SECONDS:g} s"
+            ) from None
+        return self._board.read(index)

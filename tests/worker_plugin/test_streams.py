@@ -131,6 +131,27 @@ def test_without_room_for_a_board_every_item_is_asked_for(stores):
     del filling
 
 
+def test_what_a_reader_pulls_of_a_board_grows_with_the_items_alone(stores):
+    """Not with their square: an item costs at most a block of the board, wherever it lies on it."""
+    boards, held = Boards(stores[0]), []
+    board = boards.open("k", held, 0, 300)
+    for number in range(300):
+        board.put(number, number)
+    reading, pulled = Reading(boards, stores[1]), []
+    pull = stores[1].arena.heap.pull
+
+    def counting(ticket, into):
+        pulled.append(ticket.nbytes)
+        return pull(ticket, into)
+
+    stores[1].arena.heap.pull = counting
+    assert [reading.reader.item(number) for number in range(300)] == list(range(300))
+    del stores[1].arena.heap.pull
+    assert len(pulled) == 300
+    assert max(pulled) <= 1 << 16
+    assert reading.asked == []
+
+
 def test_a_loss_ends_the_wait(stores):
     boards, held = Boards(stores[0]), []
     boards.open("k", held, 0, 1)
@@ -153,13 +174,13 @@ def test_the_wait_is_bounded(stores, monkeypatch):
 def test_a_board_that_is_gone_is_a_loss_whatever_its_word_counts(stores):
     boards, held = Boards(stores[0]), []
     board = boards.open("k", held, 0, 1)
-    word = board._word
+    word = board._board.word
     reading = Reading(boards, stores[1])
     held.clear()
     del board
     assert boards.get("k", 0) is None
     other = boards.open("other", held, 0, 1)
-    assert other._word == word, "the word is used again"
+    assert other._board.word == word, "the word is used again"
     other.put(0, "another stream's")
     with pytest.raises(ProducerLostError, match="board is not there"):
         reading.reader.item(0)

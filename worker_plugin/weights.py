@@ -364,8 +364,9 @@ class WeightStore:
         return max(0, self.memory - weights - tensors)
 
     def models(self) -> list[dict[str, Any]]:
-        """Per model here: model, layers, resident_layers, nbytes, resident_bytes, by_layer (a "1" for
-        each that is resident, else a "0"), and what `Residency.figures` has."""
+        """Per model here: model, model_key, content (ids of its weights, alike where they are the same),
+        layers, resident_layers, nbytes, resident_bytes, by_layer (a "1" for each that is resident, else
+        a "0"), and what `Residency.figures` has."""
         with self._changed:
             return [self._row(skeleton) for skeleton in self._shelf]
 
@@ -378,6 +379,8 @@ class WeightStore:
         ]
         return {
             "model": skeleton.label,
+            "model_key": skeleton.model_key,
+            "content": [w.id for w in skeleton.weights],
             "layers": len(sizes),
             "resident_layers": sum(there for _, there in sizes),
             "nbytes": sum(size for size, _ in sizes),

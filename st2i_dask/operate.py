@@ -60,9 +60,11 @@ def data_plane(client: Client) -> dict[str, dict[str, Any]]:
 
 
 def models(client: Client) -> list[dict[str, Any]]:
-    """One row per worker and model that it has: worker, model, layers, resident_layers, nbytes,
-    resident_bytes, by_layer ("1" for each that is resident, else "0"), and since the model came there: runs, hits (runs that found all of it in memory),
-    loads (layers copied in), load_s (seconds that took), stalled_s (seconds that runs waited for it)."""
+    """One row per worker and model that it has: worker, model, model_key, content (ids of its weights,
+    alike where they are the same), layers, resident_layers, nbytes, resident_bytes, by_layer ("1" for each
+    that is resident, else "0"), and since the model came there: runs, hits (runs that found all of it in
+    memory), loads (layers copied in), load_s (seconds that took), stalled_s (seconds that runs waited for
+    it)."""
     attach(client)
     answers = client.sync(client.scheduler.broadcast, msg={"op": "st2i_models"})
     return [{"worker": address, **row} for address, rows in answers.items() for row in rows]

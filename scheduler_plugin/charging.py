@@ -38,8 +38,8 @@ class Charging:
     def estimate(
         self, key: CostKey, missing: float, pull_bytes: int, steps: int, members: int = 0
     ) -> Estimate:
-        """What a run is expected to take. missing: share of the model to load there; members: other
-        executors that compute with it."""
+        """What a run is expected to take. missing: share of the model to load there, by the slowest of
+        a gang; members: other executors that compute with it."""
         transfer_s = 0.0
         if pull_bytes:
             learned = self._costs.transfer_s(key)
@@ -87,8 +87,8 @@ class Charging:
 
     def learn(self, run: Run, event: Completed) -> None:
         """Learn what the run took. If an estimate moved, renew paths, lanes and open charges."""
-        if run.departed:
-            return  # neither the seconds of all of them nor of those that are left
+        if run.departed or run.slowest > run.missing:
+            return  # seconds of some of them, or of waiting for the load of another
         key = run.candidate.cost_key
         members = len(run.members)
         moved = self._costs.observe(
@@ -113,7 +113,7 @@ class Charging:
         key = run.candidate.cost_key
         if run.dispatch.steps == 1 and (key == moved or not self._costs.is_measured(key)):
             members = len(run.members)
-            self.revise(run, self.estimate(key, run.missing, run.pull_bytes, 1, members).total_s)
+            self.revise(run, self.estimate(key, run.slowest, run.pull_bytes, 1, members).total_s)
 
     def cut(self, invocation: Invocation, now: float) -> None:
         """Charge a multi-step run only for the steps it has done and the one it is in."""

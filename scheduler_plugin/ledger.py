@@ -10,11 +10,11 @@ Rules of this file:
    vTime of the tenant that left last stands in for that minimum, as in VTC: otherwise whoever ran
    alone for an hour would afterwards owe that hour to the first newcomer.
 3. A tenant that becomes ready after having had nothing ready keeps at most slack + L_max of credit
-   against any other active tenant, L_max being the largest charge of one dispatch. A tenant whose
-   DAG is blocked is not returning, so rule 2 does not touch it; but without this limit a trickle of
-   blocked requests would save up unbounded priority, and |W_f - W_g| <= 2 (slack + L_max) would
-   fail from the moment both are backlogged. It is never lifted above a tenant that has something
-   ready: where somebody's runs took longer than estimated, the most charged tenant is far ahead of
+   against any other active tenant, L_max being the largest charge of one dispatch, all executors
+   of its gang included. A tenant whose DAG is blocked is not returning, so rule 2 does not touch it;
+   but without this limit a trickle of blocked requests would save up unbounded priority, and
+   |W_f - W_g| <= 2 (slack + L_max) would fail from the moment both are backlogged. It is never lifted
+   above a tenant that has something ready: where somebody's runs took longer than estimated, the most charged tenant is far ahead of
    everybody, and that is its own debt, not the newcomer's. Who stays ready is never lifted.
 4. A tenant without activity keeps only its totals.
 """
@@ -103,7 +103,8 @@ class VTimeLedger:
         return list(self._active)
 
     def largest_charge(self) -> float:
-        """L_max: the largest vTime charge of one dispatch since its tenant became active, s."""
+        """L_max: the largest vTime charge of one dispatch, all executors that it held included, since
+        its tenant became active, s."""
         n = len(self._active)
         return float(self._largest[:n].max()) if n else 0.0
 

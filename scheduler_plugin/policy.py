@@ -25,11 +25,12 @@ from .cost_model import CostModel
 from .critical_path import CriticalPaths
 from .fair_queue import FairQueue
 from .fleet import Fleet
+from .gangs import members
 from .instructions import Dispatch, Instruction, Producer, RaiseYield
 from .ledger import VTimeLedger
 from .lifecycle import Lifecycle
 from .outline import CostKey
-from .placement import Place, Placement
+from .placement import Placement
 from .reactions import Reactions
 from .requests import Invocation, RequestBook, Run, State
 from .settings import Settings
@@ -192,19 +193,20 @@ class FairPolicy:
         )
         assert place is not None, "the executor of a running producer is idle"
         steps = self._steps(invocation)
-        members: tuple[str, ...] = ()
-        if invocation.request.outline.steps[invocation.position].gang > 1 and placement.idle > 1:
-            members = self._members(invocation, place)
+        gang = members(invocation, place, placement, self.costs, self._book.ready)
+        missing = place.missing
+        for member in gang:
+            missing = max(missing, placement.missing_on(member, cost_key.model))
         return Dispatch(
             candidate.key,
             place.executor,
             candidate.tenant,
             candidate.request,
             candidate.position,
-            self._charging.estimate(cost_key, place.missing, place.pull_bytes, steps, len(members)),
+            self._charging.estimate(cost_key, missing, place.pull_bytes, steps, len(gang)),
             steps,
             producers,
-            members,
+            gang,
         )
 
     def commit(self, decision: Dispatch, now: float) -> None:
@@ -219,7 +221,9 @@ class FairPolicy:
         if len(group) <= len(decision.members) or not all(map(self._placement.is_idle, group)):
             raise PolicyError(f"executors {sorted(group)} are not idle; ask for a decision again")
         candidate = invocation.candidate
-        missing = self._placement.missing_on(executor, candidate.model)
+        missing = [
+            self._placement.missing_on(e, candidate.model) for e in (executor, *decision.members)
+        ]
         pull_bytes = max(0, invocation.input_bytes - invocation.input_at.get(executor, 0))
         estimate = decision.estimate
         unit_s = estimate.total_s - estimate.compute_s * (1 - 1 / decision.steps)
@@ -227,7 +231,8 @@ class FairPolicy:
             decision,
             -1,
             now,
-            missing,
+            missing[0],
+            max(missing),
             pull_bytes,
             unit_s,
             estimate.total_s,
@@ -274,23 +279,6 @@ class FairPolicy:
         if others > self._placement.idle - 1:
             return 1
         return min(invocation.steps, self.settings.steps_per_task)
-
-    def _members(self, invocation: Invocation, place: Place) -> tuple[str, ...]:
-        """Other executors for its gang: those that nothing else would take, now or as soon as it is
-        dispatched, and that have the model or gain more from it than its load takes."""
-        request, position, placement = invocation.request, invocation.position, self._placement
-        states, gang = request.states, request.outline.steps[position].gang
-        let_in = sum(states[p] is State.GATED for p in request.outline.consumers[position])
-        spare = placement.idle - self._book.ready - let_in
-        count = min(gang - 1, spare)
-        if count < 1:
-            return ()
-        cost_key, costs = invocation.candidate.cost_key, self.costs
-        load_s = costs.load_s(cost_key)
-        gain_s = costs.compute_s(cost_key) * invocation.steps * count / (1 + count)
-        return placement.members(
-            cost_key.model, load_s, place.missing * load_s + gain_s, count, place.executor
-        )
 
     def _producers(self, invocation: Invocation) -> tuple[Producer, ...]:
         request = invocation.request

@@ -68,12 +68,14 @@ class Invocation:
 @dataclass(slots=True, eq=False)
 class Run:
     """An invocation on an executor, and on the members of its gang. `charge`: its number in the
-    ledger. Seconds are those of the executor that leads; `device_s` counts every executor."""
+    ledger. Seconds are those of the executor that leads; `device_s` counts every executor. `missing`:
+    share of the model to load there; `slowest`: the largest one of the group, which all wait for."""
 
     dispatch: Dispatch
     charge: int
     started: float
     missing: float
+    slowest: float
     pull_bytes: int
     unit_s: float  # seconds of it that cannot be interrupted
     estimate_s: float  # what it is charged for while it runs

@@ -4,7 +4,8 @@ While two tenants are both eligible-backlogged (each has something ready at ever
 
     |W_f - W_g| <= 2 (slack + L_max)  +  2 (error of their estimates in flight)
 
-W is measured device seconds / weight, counted at dispatch; L_max the largest charge of a dispatch.
+W is measured device seconds / weight, counted at dispatch; L_max the largest charge of a dispatch: of
+one task, on all the executors that its gang holds.
 The error counts twice: it may be of one sign when the interval begins and of the other later.
 Debts are repaid first: an interval that begins with more than slack + L_max between the two, because
 one came back in debt or had just been found to have used more than estimated, may show what is beyond
@@ -46,14 +47,15 @@ STAIRS = Outline(
 
 
 def random_outline(rng, number):
-    """A DAG of 1 to 7 positions, with forks, joins and callback edges."""
+    """A DAG of 1 to 7 positions, with forks, joins, callback edges and gangs."""
     steps = []
     for position in range(rng.randint(1, 7)):
         earlier = list(range(position))
         deps = tuple(sorted(rng.sample(earlier, min(len(earlier), rng.choice((0, 1, 1, 2))))))
         others = [p for p in earlier if p not in deps]
         callbacks = (rng.choice(others),) if others and rng.random() < 0.15 else ()
-        steps.append(Step("Fn", rng.choice(MODELS), "1", deps, callbacks))
+        gang = rng.choice((1, 1, 2, 4))
+        steps.append(Step("Fn", rng.choice(MODELS), "1", deps, callbacks, gang))
     return Outline(f"w{number}", tuple(steps))
 
 
@@ -106,10 +108,12 @@ def known(truth):
     """All of the truth, learned."""
     costs = CostModel()
     for model in truth.compute:
-        for _ in range(2):
+        for group in (1, 1, 2, 2, 3, 3, 4, 4):
+            compute_s = truth.compute[model] * truth.of_gang(group)
             costs.observe(
                 CostKey("Fn", model, "1"),
-                ev.Measured(truth.load.get(model, 0.0), truth.compute[model], 0.0),
+                ev.Measured(truth.load.get(model, 0.0), compute_s, 0.0),
+                group=group,
                 loaded_share=1.0,
                 pulled=True,
             )
@@ -122,6 +126,9 @@ def assert_fair(cluster, slack_s):
     assert cluster.idle_s == 0.0, "an executor idled beside ready work"
     assert not cluster.wrong_lifts, cluster.wrong_lifts
     assert all(job.finished is not None for job in cluster.jobs.values())
+    charged = cluster.service()
+    for tenant, total in cluster.policy.ledger.totals().items():
+        assert total.service_s == pytest.approx(charged.get(tenant, 0.0)), tenant
     return worst
 
 
@@ -131,6 +138,10 @@ SCHEDULE = {
     "slack_s": st.sampled_from([0.0, 1.0, 10.0]),
     "weighted": st.booleans(),
 }
+
+
+def gangs(cluster):
+    return sum(bool(ran.members) for ran in cluster.ran)
 
 
 def assert_fair_from_any_moment(cluster, slack_s):
@@ -239,6 +250,11 @@ def test_the_bound_holds_on_thousands_of_random_dags(seed, executors, slack_s, w
         assert_fair_from_any_moment(cluster, slack_s)
     else:
         assert_fair(cluster, slack_s)
+
+
+def test_there_are_gangs_in_these_schedules():
+    clusters = [random_schedule(seed, 8, 1.0, True) for seed in range(12)]
+    assert sum(map(gangs, clusters)) > 50
 
 
 def test_everything_stays_consistent_while_the_bound_is_measured():

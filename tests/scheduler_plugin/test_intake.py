@@ -85,6 +85,11 @@ def test_sound_annotations_make_a_request():
     assert not intake.entries
 
 
+def test_gangs_are_read_and_one_executor_is_the_default():
+    _, (request,) = FakeScheduler(annotation(0, gang=4), annotation(1)).take()
+    assert [step.gang for step in request.outline.steps] == [4, 1]
+
+
 def test_positions_may_come_in_any_order():
     scheduler = FakeScheduler(*map(annotation, range(3)))
     intake = Intake(scheduler)
@@ -110,6 +115,9 @@ NONSENSE = {
     "an empty workflow": (annotation(workflow=""), "is not a non-empty string"),
     "a callback from later": (annotation(callbacks=(5,)), "takes a callback from 5"),
     "callbacks that are a number": (annotation(callbacks=3), "'callbacks'"),
+    "a gang of none": (annotation(gang=0), "gang of position 0 is 0"),
+    "a gang that is text": (annotation(gang="4"), "gang of position 0 is '4'"),
+    "a gang that is a list": (annotation(gang=[4]), "unhashable"),
     "very long nonsense": (annotation(fn=["x" * 10**6]), "..., not text"),
 }
 

@@ -26,6 +26,11 @@ OUTLINES = (
         ),
     ),
     Outline("fan", (Step("A", "a", "1"), Step("B", "b", "1"), Step("V", "v", "1", (0, 1)))),
+    Outline("gang", (Step("A", "a", "1", gang=3), Step("B", "b", "1", (0,), gang=2))),
+    Outline(
+        "led",
+        (Step("C", "c", "1", gang=4), Step("B", "b", "1", (), (0,)), Step("V", "v", "1", (1,))),
+    ),
 )
 EXECUTORS = [f"w{number}" for number in range(4)]
 TENANTS = ["a", "b", "c"]
@@ -110,12 +115,17 @@ class PolicyMachine(RuleBasedStateMachine):
     @rule(at_most=st.integers(1, 6))
     def decide(self, at_most):
         for _ in range(at_most):
-            executor_idle = self.policy.idle_executors
+            idle = set(self.policy.idle_names())
             queued = self.policy.queued
             decision = self.policy.next_decision(self.now)
-            assert (decision is not None) == (executor_idle > 0 and queued > 0)
+            assert (decision is not None) == (len(idle) > 0 and queued > 0)
             if decision is None:
                 break
+            group = {decision.executor, *decision.members}
+            assert len(group) == 1 + len(decision.members)
+            assert group <= idle
+            if decision.members:
+                assert self.policy.idle_executors >= self.policy.queued, "somebody waits for a gang"
             for producer in decision.producers:
                 assert producer.executor != decision.executor
         for instruction in self.policy.yields(self.now):
@@ -123,13 +133,20 @@ class PolicyMachine(RuleBasedStateMachine):
         assert self.policy.yields(self.now) == []
 
     @precondition(lambda self: self.keys(State.RUNNING))
-    @rule(data=st.data(), used=USED, end=st.sampled_from(["done", "done", "yield", "fail", "lost"]))
-    def end(self, data, used, end):
+    @rule(
+        data=st.data(),
+        used=USED,
+        end=st.sampled_from(["done", "done", "yield", "fail", "lost"]),
+        members=st.sampled_from([None, None, 0, 1]),
+    )
+    def end(self, data, used, end, members):
         key = data.draw(st.sampled_from(self.keys(State.RUNNING)))
         run = self.policy._book.invocations[key].run
         self.tell(
             {
-                "done": ev.Completed(self.now, key, used, steps=run.dispatch.steps),
+                "done": ev.Completed(
+                    self.now, key, used, steps=run.dispatch.steps, members=members
+                ),
                 "yield": ev.Completed(self.now, key, used, finished=False),
                 "fail": ev.Failed(self.now, key, used),
                 "lost": ev.Lost(self.now, key),
@@ -209,6 +226,7 @@ def assert_empty(policy):
     assert not book.standings
     assert not policy._fleet.running
     assert not policy._fleet.draining
+    assert not policy._fleet.members
     assert not policy._fleet.multi_step
     assert not policy.ledger._charges
     assert policy.ledger.active() == []

@@ -29,15 +29,20 @@ class Truth:
     noise: float = 0.0
     held: int = 1000  # models an executor can hold
     warm: tuple[str, ...] = ()  # models resident when an executor joins
+    shared: float = 0.8  # part of compute that a gang divides among its executors
 
-    def compute_s(self, key: CostKey, rng: random.Random) -> float:
+    def compute_s(self, key: CostKey, rng: random.Random, group: int = 1) -> float:
         factor = (1.0 + self.noise * rng.random()) ** rng.choice((-1, 1)) if self.noise else 1.0
-        return self.compute[key.model] * factor
+        return self.compute[key.model] * self.of_gang(group) * factor
+
+    def of_gang(self, group: int) -> float:
+        """Seconds of each of so many executors, for every second of one alone."""
+        return 1.0 - self.shared + self.shared / group
 
 
 @dataclass
 class Ran:
-    """One dispatch and what became of it."""
+    """One dispatch and what became of it. Estimates and `used`: device seconds of all its executors."""
 
     tenant: str
     request: str
@@ -50,6 +55,7 @@ class Ran:
     ended: float = -1.0
     used: float = 0.0
     outcome: str = ""
+    members: tuple[str, ...] = ()
 
     @property
     def error(self) -> float:
@@ -83,6 +89,14 @@ class _Run:
     cancelled: bool = False
     gone: bool = False
     unblocked: bool = False
+    # Members: None while it holds them, then the seconds from the dispatch until they left.
+    held: dict[str, float | None] = field(default_factory=dict)
+
+    def device_s(self, seconds: float) -> float:
+        """Counted for every executor it holds, and for those it has lost until then."""
+        return seconds + sum(
+            seconds if served is None else min(seconds, served) for served in self.held.values()
+        )
 
 
 class VirtualCluster:
@@ -114,6 +128,7 @@ class VirtualCluster:
         self._check_every = check_every
         self._batches = 0
         self._running: dict[str, _Run] = {}  # by executor
+        self._held: dict[str, _Run] = {}  # by member
         self._resident: dict[str, OrderedDict[str, None]] = {}
         self._ready: dict[str, bool] = {}
         self._left: dict[str, dict[int, int]] = {}  # steps left of multi-step positions
@@ -276,27 +291,28 @@ class VirtualCluster:
 
     def _start(self, decision: Dispatch) -> None:
         executor = decision.executor
-        assert executor not in self._running, f"{executor} is busy"
+        for taken in (executor, *decision.members):
+            assert taken not in self._running, f"{taken} is busy"
+            assert taken not in self._held, f"{taken} belongs to a gang"
         for producer in decision.producers:
             assert self._running[producer.executor].decision.key == producer.key
             assert producer.executor != executor
         outline = self.jobs[decision.request].outline
         key = outline.cost_keys[decision.position]
-        held = self._resident[executor]
-        share = 0.0 if key.model in held else 1.0
-        held[key.model] = None
-        held.move_to_end(key.model)
-        while len(held) > self.truth.held:
-            held.popitem(last=False)
+        group = (executor, *decision.members)
+        assert len(group) <= outline.steps[decision.position].gang
+        assert len(decision.members) <= self._spare(decision)
+        share = max([self._use(loading, key.model) for loading in group])
         record = Ran(
             decision.tenant,
             decision.request,
             decision.position,
             executor,
             self.now,
-            [decision.estimate.total_s],
+            [decision.estimate.total_s * len(group)],
             self.policy.ledger.weight(decision.tenant),
             decision.steps,
+            members=decision.members,
         )
         self.ran.append(record)
         invocation = self.policy._fleet.running[executor]
@@ -307,12 +323,29 @@ class VirtualCluster:
             record,
             self.truth.load.get(key.model, 0.0) * share,
             self.truth.transfer if outline.steps[decision.position].deps else 0.0,
-            self.truth.compute_s(key, self._rng),
+            self.truth.compute_s(key, self._rng, len(group)),
             share,
+            held=dict.fromkeys(decision.members),
         )
         self._running[executor] = run
+        self._held.update(dict.fromkeys(decision.members, run))
         self.trace.append(("dispatch", self.now, record))
         self.at(self.now + run.load_s + run.transfer_s + run.step_s, lambda: self._step_ends(run))
+
+    def _use(self, executor: str, model: str) -> float:
+        """The model is there from now on. The share of it that has to be loaded first."""
+        held = self._resident[executor]
+        share = 0.0 if model in held else 1.0
+        held[model] = None
+        held.move_to_end(model)
+        while len(held) > self.truth.held:
+            held.popitem(last=False)
+        return share
+
+    def _spare(self, decision: Dispatch) -> int:
+        """Executors that nothing ready would take, when this decision has just been carried out."""
+        idle = self.policy.idle_executors + len(decision.members)
+        return max(0, idle - self.policy.queued)
 
     def _step_ends(self, run: _Run) -> None:
         if run.gone or run.unblocked:
@@ -333,6 +366,11 @@ class VirtualCluster:
         decision = run.decision
         used = ev.Measured(run.load_s, run.step_s * run.done, run.transfer_s)
         missing = dict.fromkeys(self._resident[decision.executor], 0.0)
+        for member, left in run.held.items():
+            if left is None:
+                there = dict.fromkeys(self._resident[member], 0.0)
+                free = 10**9 - 1000 * len(there)
+                self._handle(ev.ResidencyReported(self.now, member, there, free))
         if run.cancelled:
             self._close(run, "cancelled", used.total_s)
             self._handle(ev.Drained(self.now, decision.executor, used))
@@ -371,9 +409,12 @@ class VirtualCluster:
     def _close(self, run: _Run, outcome: str, used: float) -> None:
         run.gone = True
         run.record.ended = self.now
-        run.record.used = used
+        run.record.used = run.device_s(used)
         run.record.outcome = outcome
         del self._running[run.decision.executor]
+        for member, left in run.held.items():
+            if left is None:
+                del self._held[member]
         self.trace.append(("end", self.now, run.record))
 
     def _give_up(self, run: _Run) -> None:
@@ -394,6 +435,9 @@ class VirtualCluster:
         run = self._running.get(executor)
         if run is not None:
             self._close(run, "lost", self.now - run.record.dispatched)
+        led = self._held.pop(executor, None)
+        if led is not None:
+            led.held[executor] = self.now - led.record.dispatched
         del self._resident[executor]
         self._handle(ev.ExecutorLeft(self.now, executor))
         if run is not None and not run.cancelled:

@@ -47,7 +47,8 @@ class RequestRecord:
 @dataclass(slots=True, eq=False)
 class RunRecord:
     """One run. Times as above; ready: since when its invocation had waited. decided_s: seconds that the
-    decision took. used: device seconds; None where nobody measured them."""
+    decision took. members: executors that it holds beside its own. used: device seconds of its own
+    executor; None where nobody measured them."""
 
     key: str
     request: RequestRecord
@@ -59,6 +60,7 @@ class RunRecord:
     started: float
     decided_s: float
     stimulus_id: str
+    members: tuple[str, ...] = ()
     over: float | None = None
     outcome: RunOutcome | None = None
     used: ev.Measured | None = None
@@ -155,6 +157,7 @@ class Journal:
             now,
             decided_s,
             stimulus_id,
+            decision.members,
         )
         self._runs[run.key] = run
         self._tell("dispatched", run)
@@ -244,9 +247,9 @@ class Journal:
         for run in [run for run in self._runs.values() if run.executor == event.executor]:
             del self._runs[run.key]
             self._run_over(run, "lost", None, event)
-        run = self._draining.pop(event.executor, None)  # type: ignore[assignment]
-        if run is not None:
-            self._run_over(run, "cancelled", None, event)
+        draining = self._draining.pop(event.executor, None)
+        if draining is not None:
+            self._run_over(draining, "cancelled", None, event)
 
     def _result_lost(self, event: ev.ResultLost) -> None:
         request = self._requests.get(event.request)

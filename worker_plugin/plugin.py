@@ -11,6 +11,7 @@ from distributed import WorkerPlugin
 from st2i_dask.config import worker_options
 from st2i_dask.errors import AttachError
 from st2i_dask.invocation import WORKER_PLUGIN
+from st2i_dask.metrics_page import MetricsPage
 
 from .arena import Arena
 from .budget import default_arena, default_host, default_memory
@@ -22,6 +23,7 @@ from .exchange import Exchange
 from .executor import Executor
 from .heaps import WorkerHeap
 from .holdings import holdings
+from .metrics import WorkerCollector
 from .node_cache import node_cache
 from .orchestrators import Orchestrators
 from .profiles import Profiles
@@ -79,10 +81,11 @@ class ServingPlugin(WorkerPlugin):
         self.pulls: CallbackPulls | None = None
         self.orchestrators: Orchestrators | None = None
         self.checkup: Checkup | None = None
+        self.metrics: MetricsPage | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         on_worker = ("heap", "executor", "runner", "store", "exchange", "pulls", "orchestrators")
-        on_worker += ("checkup",)
+        on_worker += ("checkup", "metrics")
         return {**self.__dict__, **dict.fromkeys(on_worker)}
 
     async def setup(self, worker: Any) -> None:
@@ -139,6 +142,8 @@ class ServingPlugin(WorkerPlugin):
         self.orchestrators = Orchestrators(worker, self.executor)
         self.checkup = Checkup(worker, self.store, self.exchange, device=device, nvshmem=nvshmem)
         self.checkup.start()
+        self.metrics = MetricsPage(worker, WorkerCollector(worker.address, self.store, models))
+        self.metrics.open()
         logger.info(
             "st2i worker: device %s, budget of %s bytes, %s arena of %s of them",
             device,
@@ -156,6 +161,8 @@ class ServingPlugin(WorkerPlugin):
         assert self.heap is not None
         assert self.orchestrators is not None
         assert self.checkup is not None
+        assert self.metrics is not None
+        self.metrics.close()
         self.checkup.stop()
         self.orchestrators.close()
         self.runner.stop()
@@ -167,7 +174,7 @@ class ServingPlugin(WorkerPlugin):
         self.heap.leave()
         self.store.arena.heap.close()
         self.heap = self.executor = self.runner = self.pulls = self.exchange = self.store = None
-        self.orchestrators = self.checkup = None
+        self.orchestrators = self.checkup = self.metrics = None
 
     def transition(self, key: Any, start: str, finish: str, **message: Any) -> None:
         if self.orchestrators is not None:

@@ -33,8 +33,30 @@ class _Figures:
     derived: tuple[Profile | None, int | None] | None = None
 
 
+@dataclass
+class WeightTotals:
+    """Of all models since the worker began to serve, also of those that are gone; they only grow.
+
+    runs: leases. hits: those that found all layers resident. reads: models read by load_model, and the
+    seconds that took. loads: layers copied in, their bytes, and the seconds that took. stalled_s: seconds
+    that runs waited for layers. evictions: layers that went, and their bytes.
+    """
+
+    runs: int = 0
+    hits: int = 0
+    reads: int = 0
+    read_s: float = 0.0
+    loads: int = 0
+    loaded_bytes: int = 0
+    load_s: float = 0.0
+    stalled_s: float = 0.0
+    evictions: int = 0
+    evicted_bytes: int = 0
+
+
 class Residency:
     def __init__(self, profiles: Profiles, device: str):
+        self.totals = WeightTotals()
         self._profiles = profiles
         self._device = device_kind(device)
         self._figures: dict[str, _Figures] = {}
@@ -45,6 +67,14 @@ class Residency:
         return ProfileKey(weights.architecture, weights.dtype, self._device, bucket)
 
     # Events
+
+    def leased(self, resident: Sequence[Sequence[bool]], read_s: float) -> None:
+        """A lease begins, with these layers resident. read_s: seconds in which its model was read for
+        it, 0 if it was there."""
+        self.totals.runs += 1
+        self.totals.hits += all(map(all, resident))
+        self.totals.reads += read_s > 0
+        self.totals.read_s += read_s
 
     def begins(self, weights: ModelWeights, bucket: str, resident: Sequence[bool]) -> None:
         """A run of it begins, with these layers resident."""
@@ -91,6 +121,9 @@ class Residency:
         if weights.table is not None:
             figures.loads += 1
             figures.load_s += seconds
+            self.totals.loads += 1
+            self.totals.loaded_bytes += weights.sizes[layer]
+            self.totals.load_s += seconds
             figures.derived = None
             key = self.key(weights, figures.bucket)
             self._profiles.observe_load(key, layer, seconds, len(weights.sizes))
@@ -98,6 +131,8 @@ class Residency:
     def evicted(self, weights: ModelWeights, layer: int) -> None:
         figures = self._of(weights)
         figures.resident[layer] = False
+        self.totals.evictions += 1
+        self.totals.evicted_bytes += weights.sizes[layer]
         self._change(figures)
 
     def forget(self, weights: ModelWeights) -> None:

@@ -20,14 +20,14 @@ from st2i_dask.model_fn import ModelFn
 from .arena import Arena
 from .content import ContentIds
 from .file_identity import FileIdentity
-from .host_tier import HostTier
+from .host_tier import HostTier, HostTierStatistics
 from .lease import Lease, Timing
 from .profiles import Profiles
 from .residency import Residency
 from .resident import ResidentLayers
 from .shelf import Shelf
 from .skeletons import ModelWeights, Skeleton
-from .weight_books import Load, Mode
+from .weight_books import REGIONS, Load, Mode, Region
 from .weight_cache import WeightCache
 
 #: How long a run waits for a layer, or for another thread's load of its model, seconds.
@@ -152,6 +152,7 @@ class WeightStore:
         weights = lease.skeleton.weights
         with self._changed:
             self._await_fit(lease)
+            self.residency.leased([self._cache.resident(each.id) for each in weights], lease.load_s)
             for each in weights:
                 self.residency.begins(each, lease.bucket, self._cache.resident(each.id))
                 key = self.residency.key(each, lease.bucket)
@@ -201,6 +202,7 @@ class WeightStore:
     def _end(self, lease: Lease) -> None:
         with self._changed:
             del self._leases[lease.number]
+            self.residency.totals.stalled_s += lease.stalled_s
             self._layers.do(self._cache.end(lease.number, time.monotonic()))
             for each in lease.skeleton.weights:
                 timing = lease.timings.get(each.id)
@@ -362,6 +364,11 @@ class WeightStore:
             weights = self._cache.used("framework") + self._cache.used("arena")
         tensors = self._arena.tensor_bytes() if self._arena is not None else 0
         return max(0, self.memory - weights - tensors)
+
+    def statistics(self) -> tuple[dict[Region, int], HostTierStatistics]:
+        """Bytes of layers in memory by region, and what the host tier has."""
+        with self._changed:
+            return {r: self._cache.used(r) for r in REGIONS}, self._host.statistics()
 
     def models(self) -> list[dict[str, Any]]:
         """Per model here: model, model_key, content (ids of its weights, alike where they are the same),

@@ -116,6 +116,7 @@ POLICY = (
     *("backlog", "candidates", "charging", "cost_model", "critical_path", "events", "fair_queue"),
     *("fleet", "instructions", "lanes", "ledger", "lifecycle", "outline", "placement", "policy"),
     *("reactions", "recent", "requests", "rivals", "robust", "settings", "usage", "world"),
+    *("journal", "metrics_counts", "metrics_tenants"),
 )
 
 

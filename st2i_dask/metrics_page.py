@@ -1,0 +1,80 @@
+"""Figures of ours on the /metrics page that a Dask scheduler or worker serves already.
+
+Dask's handlers print one registry per process, on every page of the process. Ours have a registry per
+server, printed after it on the page of that server alone: several in one process neither clash nor mix.
+For that the page's handler is replaced by one that extends it, and put back at the end.
+"""
+
+from __future__ import annotations
+
+import logging
+from importlib.util import find_spec
+from typing import Any, Protocol
+
+logger = logging.getLogger(__name__)
+
+#: Longest label value, characters.
+LABEL_LENGTH = 120
+
+
+class Collector(Protocol):
+    """collect: prometheus_client's metric families, as they are now. Event loop only."""
+
+    def collect(self) -> Any: ...
+
+
+class MetricsPage:
+    """The page of one server, from `open` to `close`. Event loop only."""
+
+    def __init__(self, server: Any, collector: Collector):
+        self._server = server
+        self._collector = collector
+        self._replaced: list[tuple[Any, Any, Any]] = []  # rule, Dask's handler, ours
+
+    def open(self) -> None:
+        """Nothing happens where prometheus_client is missing: Dask serves no figures there either."""
+        if find_spec("prometheus_client") is None:
+            return
+        from prometheus_client import CollectorRegistry
+
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(self._collector)
+        for rule in self._server.http_application.wildcard_router.rules:
+            plain = rule.target
+            if isinstance(plain, type) and _is_metrics(plain):
+                rule.target = _extended(plain, registry)
+                self._replaced.append((rule, plain, rule.target))
+        if not self._replaced:
+            logger.warning("this Dask has no /metrics page that is known; no figures there")
+
+    def close(self) -> None:
+        for rule, plain, ours in self._replaced:
+            if rule.target is ours:
+                rule.target = plain
+        self._replaced.clear()
+
+
+def _is_metrics(handler: type) -> bool:
+    return any(
+        base.__name__ == "PrometheusHandler" and base.__module__.startswith("distributed.http.")
+        for base in handler.__mro__
+    )
+
+
+def _extended(plain: type, registry: Any) -> type:
+    from prometheus_client import generate_latest
+
+    class Extended(plain):  # type: ignore[misc]
+        def get(self) -> None:
+            super().get()
+            try:
+                self.write(generate_latest(registry))
+            except Exception:  # Dask's own figures are served whatever ours do
+                logger.exception("figures of st2i_dask left out of /metrics")
+
+    return Extended
+
+
+def label(text: str) -> str:
+    """A label value that any page can hold, of bounded length. Quotes are the page's business."""
+    return text.encode("utf-8", "replace").decode()[:LABEL_LENGTH]

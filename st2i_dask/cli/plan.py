@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
+from ..errors import ParameterError
 from .tables import table
+
+if TYPE_CHECKING:
+    from ..simulate.tasks import Arrival
+    from ..simulate.workload import Workload
 
 
 @click.command(
     help="""How many executors a workload needs, simulated with the serving code.
 
-The trace's most active tenant gets the workload's most popular workflow, and so on. Without --trace, a
-generated one with the shape of a production trace."""
+With a --profile that `st2i profile` wrote: for the workflows that it was measured on. A trace's request
+names its workflow; of those that are not in the profile, the trace's most popular stands for the
+profile's first, and so on. Else for the paper's: the trace's most active tenant gets the setting's most
+popular workflow, and so on. Without --trace, a generated one with the shape of a production trace."""
 )
 @click.option(
     "--trace", type=click.Path(dir_okay=False, path_type=Path), help="at,tenant,workflow per line."
@@ -22,7 +30,9 @@ generated one with the shape of a production trace."""
 @click.option(
     "--seconds", default=300.0, show_default=True, help="At most so much of the trace, scaled."
 )
-@click.option("--workflows", default="S2", show_default=True, help="S1 or S2 of the paper.")
+@click.option(
+    "--workflows", help="S1 or S2 of the paper. Default: the profile's own, S2 where it has none."
+)
 @click.option(
     "--profile",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -38,25 +48,17 @@ def plan(
     trace: Path | None,
     rate: float,
     seconds: float,
-    workflows: str,
+    workflows: str | None,
     profile: Path | None,
     slo: float,
     target: float,
     memories: tuple[float, ...],
     seed: int,
 ) -> None:
-    from ..simulate import generate, h800, profiles, traces
     from ..simulate.plan import Size
     from ..simulate.plan import plan as planned
-    from ..simulate.workload import setting
 
-    device = h800.PROFILE if profile is None else profiles.read(profile)
-    workload = setting(workflows, seed, device)
-    if trace is None:
-        arrivals = generate.evaluation(workload, workload.rate(rate), seconds, seed)
-    else:
-        asked = [a for a in traces.scaled(traces.read(trace), rate) if a.at < seconds]
-        arrivals = traces.arrivals(asked, list(workload.workflows))
+    workload, arrivals = _requests(trace, rate, seconds, workflows, profile, seed)
 
     def note(size: Size) -> None:
         click.echo(
@@ -86,9 +88,44 @@ def plan(
         for size in one.curve
     ]
     click.echo(table(header, rows, right=range(5)))
+    click.echo("alone: " + ", ".join(f"{name} {s:.3f} s" for name, s in found[0].alone_s.items()))
     for one in found:
         enough = "more than 1,024" if one.needed is None else str(one.needed)
         click.echo(
             f"{enough} executors of {one.memory_bytes / 1e9:g} GB serve {100 * target:g} % of "
             f"{len(arrivals)} requests within {slo:g} times their solo latency"
         )
+
+
+def _requests(
+    trace: Path | None,
+    rate: float,
+    seconds: float,
+    name: str | None,
+    profile: Path | None,
+    seed: int,
+) -> tuple[Workload, list[Arrival]]:
+    """Who asks for what, and when."""
+    from ..simulate import generate, h800, measured, traces
+    from ..simulate.workload import drawn, setting
+
+    known = measured.Measured(h800.PROFILE) if profile is None else measured.read(profile)
+    if name is None and known.workflows:
+        workload = drawn("the profile", list(known.workflows.values()), seed, known.profile)
+    else:
+        workload = setting(name or "S2", seed, known.profile)
+    if trace is None:
+        return workload, generate.evaluation(workload, workload.rate(rate), seconds, seed)
+    asked = [a for a in traces.scaled(traces.read(trace), rate) if a.at < seconds]
+    if not asked:
+        raise ParameterError(f"no request of {trace} is within {seconds:g} s; give more --seconds")
+    if name is None and known.workflows:
+        return known.asked(asked)
+    arrivals = traces.arrivals(asked, list(workload.workflows))
+    if len(arrivals) < len(asked):
+        click.echo(
+            f"{len(asked) - len(arrivals)} of {len(asked)} requests are left out: the trace has more "
+            f"tenants than {workload.name} has workflows ({len(workload.workflows)})",
+            err=True,
+        )
+    return workload, arrivals

@@ -128,8 +128,8 @@ class Device:
     def free_bytes(self) -> int:
         return max(0, self.capacity - self.weight_bytes)
 
-    def run(self, task: str, compute_s: float, factor: float, now: float) -> Took:
-        """A run of that task begins. compute_s: of one invocation; factor: on what is computed."""
+    def run(self, task: str, compute_s: float, now: float) -> Took:
+        """A run of that task begins. compute_s: of one invocation."""
         cache, names = self.cache, self._catalogue.tasks[task]
         if self._used is not None:
             if self._is_whole(names):
@@ -146,7 +146,7 @@ class Device:
         if whole:
             ends = now + compute_s
         elif self._catalogue.streams:
-            ends = self._stream(number, names, factor, now)
+            ends = self._stream(number, names, compute_s, now)
         else:
             ends = self._await_all(number, now) + compute_s
         self._obey(cache.end(number, ends), ends)
@@ -208,9 +208,11 @@ class Device:
             self._obey(self.cache.clear(name, now), now)
         self._renew()
 
-    def _stream(self, number: int, names: Sequence[str], factor: float, now: float) -> float:
+    def _stream(self, number: int, names: Sequence[str], compute_s: float, now: float) -> float:
         """The first invocation, layer by layer; loads go on behind it. When it ends."""
         cache, at = self.cache, now
+        usual_s = sum(self._catalogue.weights[name].model.compute_s for name in names)
+        factor = compute_s / usual_s if usual_s else 0.0
         for name in names:
             weights = self._catalogue.weights[name]
             compute_s = weights.layer_compute_s * factor

@@ -17,7 +17,7 @@ weights; each may use FIFO, SJF or VTC, and comparisons take the best of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -30,9 +30,6 @@ from ..errors import ParameterError
 from .device import Catalogue, Kept
 from .workflows import Workflow, monolith
 from .workload import Workload
-
-#: Of device memory for tensors in flight between our tasks, bytes.
-TENSOR_BYTES = 2_000_000_000
 
 
 @dataclass(frozen=True)
@@ -70,13 +67,21 @@ class System:
         for workflow in workload.workflows.values():
             if not self.whole:
                 for position in workflow.positions:
-                    tasks[position.model] = tuple(Kept(m, m, m) for m in position.models)
-            elif self.mode == "mcache":
-                tasks[workflow.name] = tuple(Kept(m, m, m) for m in workflow.models)
+                    tasks[position.model] = self._kept(workload, position.models)
             else:
-                name = workflow.name
-                tasks[name] = tuple(Kept(f"{name}:{m}", m, name) for m in workflow.models)
+                unit = "" if self.mode == "mcache" else workflow.name
+                tasks[workflow.name] = self._kept(workload, workflow.models, unit)
         return Catalogue(workload.profile, tasks, self.mode)
+
+    @staticmethod
+    def _kept(workload: Workload, models: Sequence[str], unit: str = "") -> tuple[Kept, ...]:
+        """unit: what has all of them for its own; empty: each is shared, and evicted by itself."""
+        found: dict[str, Kept] = {}
+        for model in models:
+            weights = workload.profile.weights_of(model)
+            name = f"{unit}:{weights}" if unit else weights
+            found.setdefault(name, Kept(name, model, unit or weights))
+        return tuple(found.values())
 
     def compute_s(self, workload: Workload) -> Mapping[tuple[str, str], float]:
         """Seconds of compute of one invocation, by (workflow, task)."""
@@ -93,7 +98,7 @@ class System:
 
     def weight_bytes(self, workload: Workload) -> int:
         """Of an executor's memory for weights."""
-        return workload.profile.weight_bytes - (0 if self.whole else TENSOR_BYTES)
+        return workload.profile.weight_bytes - (0 if self.whole else workload.profile.tensor_bytes)
 
 
 OURS = System("ours", "elastic", False)

@@ -192,7 +192,7 @@ class Cluster:
         if self._noise:
             factor = (1 + self._noise * self._random.random()) ** self._random.choice((-1, 1))
         compute_s = self._compute_s[workflow.name, what.model] * factor
-        took = device.run(what.model, compute_s, factor, begins + transfer_s)
+        took = device.run(what.model, compute_s, begins + transfer_s)
         first_s = transfer_s + took.first_s
         task = Task(
             decision,

@@ -29,7 +29,7 @@ class Occupant(NamedTuple):
     """What an executor runs. since: when it was dispatched, on the policy's clock, seconds.
 
     state: "runs"; "ends", for a cancelled run that cannot be stopped; "plain", a task that is no
-    ModelFn, of which nothing else is known; "assists", held for the run of another executor.
+    ModelFn, of which nothing else is known; "assists", held for the run of another executor, `leader`.
     """
 
     executor: str
@@ -37,9 +37,10 @@ class Occupant(NamedTuple):
     tenant: str = ""
     request: str = ""
     fn: str = ""
-    model: str = ""
+    workflow: str = ""
     since: float = 0.0
     steps: int = 1
+    leader: str = ""
 
 
 class RunGlance(NamedTuple):
@@ -51,7 +52,6 @@ class RunGlance(NamedTuple):
     positions: int
     position: int
     fn: str
-    model: str
     executor: str
     submitted: float
     started: float
@@ -104,6 +104,8 @@ def occupants(policy: FairPolicy) -> dict[str, Occupant]:
     found = {executor: Occupant(executor, "plain") for executor in fleet._plain}
     for executor, (tenant, run) in fleet.draining.items():
         found[executor] = _occupant(executor, "ends", tenant, run)
+    for executor, run in fleet.members.items():
+        found[executor] = _occupant(executor, "assists", run.dispatch.tenant, run)
     for executor, invocation in fleet.running.items():
         assert invocation.run is not None
         found[executor] = _occupant(executor, "runs", invocation.request.tenant, invocation.run)
@@ -116,15 +118,13 @@ def run_of(policy: FairPolicy, key: str) -> RunGlance | None:
     if invocation is None or invocation.run is None:
         return None
     request, run = invocation.request, invocation.run
-    step = request.outline.steps[invocation.position]
     return RunGlance(
         request.name,
         request.tenant,
         request.outline.workflow,
         len(request.outline),
         invocation.position,
-        step.fn,
-        step.model,
+        request.outline.steps[invocation.position].fn,
         run.dispatch.executor,
         request.submitted,
         run.started,
@@ -132,20 +132,15 @@ def run_of(policy: FairPolicy, key: str) -> RunGlance | None:
     )
 
 
-def runs(policy: FairPolicy, requests: Iterable[str]) -> list[RunGlance]:
-    """What runs of these requests."""
-    wanted = set(requests)
-    found = []
-    for invocation in policy._fleet.running.values():
-        if invocation.request.name in wanted:
-            glance = run_of(policy, invocation.key)
-            assert glance is not None
-            found.append(glance)
-    return found
+def runs(policy: FairPolicy) -> list[RunGlance]:
+    """All that runs for open requests."""
+    found = [run_of(policy, invocation.key) for invocation in policy._fleet.running.values()]
+    return [run for run in found if run is not None]
 
 
 def _occupant(executor: str, state: str, tenant: str, run: Run) -> Occupant:
-    dispatch, key = run.dispatch, run.candidate.cost_key
-    return Occupant(
-        executor, state, tenant, dispatch.request, key.fn, key.model, run.started, dispatch.steps
-    )
+    dispatch, outline = run.dispatch, run.candidate.outline
+    fn = outline.steps[dispatch.position].fn
+    leader = dispatch.executor if dispatch.executor != executor else ""
+    about = dispatch.request, fn, outline.workflow, run.started, dispatch.steps, leader
+    return Occupant(executor, state, tenant, *about)

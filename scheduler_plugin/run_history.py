@@ -17,7 +17,6 @@ class Ended(NamedTuple):
 
     position: int
     fn: str
-    model: str
     executor: str
     started: float
     stopped: float
@@ -47,7 +46,7 @@ class RequestHistory:
 
 @dataclass
 class Spent:
-    """Of one ModelFn with one model, since the beginning. Seconds are device seconds."""
+    """Of one ModelFn in one workflow, since the beginning. Seconds are device seconds."""
 
     runs: int = 0
     steps: int = 0
@@ -56,7 +55,7 @@ class Spent:
     transfer_s: float = 0.0
 
 
-#: ModelFn and model of those beyond the limit of RunHistory, together.
+#: Stands for the ModelFn and workflow of those beyond the limit of RunHistory, together.
 OTHERS = ("others", "")
 
 
@@ -64,7 +63,7 @@ class RunHistory:
     """Runs by request, the request with the latest end last.
 
     requests, runs: most that are kept in all. per_request: most runs of one request. age_s: a request is
-    forgotten so long after its last run. kinds: most pairs of ModelFn and model that totals are kept for.
+    forgotten so long after its last run. kinds: most pairs of ModelFn and workflow that totals are kept for.
     O(1) per run.
     """
 
@@ -104,7 +103,6 @@ class RunHistory:
         ended = Ended(
             run.position,
             run.fn,
-            run.model,
             run.executor,
             run.started,
             now,
@@ -128,7 +126,7 @@ class RunHistory:
     def _add(
         self, run: RunGlance, steps: int, load_s: float, compute_s: float, transfer_s: float
     ) -> None:
-        kind = run.fn, run.model
+        kind = run.fn, run.workflow
         spent = self.spent.get(kind)
         if spent is None:
             if len(self.spent) >= self._kinds:
@@ -155,17 +153,17 @@ class RunHistory:
     def __len__(self) -> int:
         return len(self._requests)
 
-    def latest(self, count: int, skip: int = 0, containing: str = "") -> list[RequestHistory]:
-        """Requests whose tenant or name contains the text, latest end first."""
+    def __contains__(self, request: object) -> bool:
+        return request in self._requests
+
+    def latest(self, count: int, containing: str = "") -> list[RequestHistory]:
+        """At most so many requests whose tenant or name contains the text, latest end first."""
         found: list[RequestHistory] = []
         for history in reversed(self._requests.values()):
+            if len(found) == count:
+                break
             if containing in history.tenant or containing in history.request:
-                if skip:
-                    skip -= 1
-                    continue
                 found.append(history)
-                if len(found) == count:
-                    break
         return found
 
     def count(self, containing: str = "") -> int:

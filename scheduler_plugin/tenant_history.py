@@ -20,14 +20,16 @@ Counts = NDArray[np.int64]
 
 
 class Totals(NamedTuple):
-    """All tenants at the time of a sample. least_s: vTime of the least-served tenant with something
-    ready, else of those active; nan when nobody is. omitted: active tenants without a column."""
+    """All tenants at the time of a sample. least_s: vTime of the least-served active tenant;
+    least_ready_s: of those with something ready, from which the slack counts; nan where there is none.
+    omitted: active tenants without a column."""
 
     now: float
     active: int
     queued: int
     running: int
     least_s: float
+    least_ready_s: float
     omitted: int
 
 
@@ -52,12 +54,12 @@ class TenantHistory:
         self._width = 0
         self._times = np.full(samples, np.nan)
         self._least = np.full(samples, np.nan)
-        self._all = np.zeros((samples, 2), np.int64)  # queued, running of everybody
+        self._all = np.zeros((samples, 4))  # of everybody: queued, running, active, sum of vTimes
         self._vtime = np.empty((samples, 0))
         self._service = np.empty((samples, 0))
         self._queued = np.empty((samples, 0), np.int64)
         self._running = np.empty((samples, 0), np.int64)
-        self.totals = Totals(math.nan, 0, 0, 0, math.nan, 0)
+        self.totals = Totals(math.nan, 0, 0, 0, math.nan, math.nan, 0)
 
     def watched(self, active: Iterable[str]) -> list[str]:
         """Whose standing `sample` wants: those active now, and those that have a column."""
@@ -69,6 +71,7 @@ class TenantHistory:
         row = self._number % self._samples
         self._times[row] = now
         queued = running = active = omitted = 0
+        vtime_s = 0.0
         least, least_ready = math.inf, math.inf
         columns: list[int] = []
         kept: list[TenantGlance] = []
@@ -78,6 +81,7 @@ class TenantHistory:
                 active += 1
                 queued += glance.queued
                 running += glance.running
+                vtime_s += glance.vtime_s
                 if glance.vtime_s < least:
                     least = glance.vtime_s
                 if glance.ready and glance.vtime_s < least_ready:
@@ -96,11 +100,11 @@ class TenantHistory:
             columns.append(column)
             kept.append(glance)
         self._write(row, columns, kept)
-        least = least_ready if least_ready < math.inf else least
         least = least if least < math.inf else math.nan
+        least_ready = least_ready if least_ready < math.inf else math.nan
         self._least[row] = least
-        self._all[row] = queued, running
-        self.totals = Totals(now, active, queued, running, least, omitted)
+        self._all[row] = queued, running, active, vtime_s
+        self.totals = Totals(now, active, queued, running, least, least_ready, omitted)
         self._number += 1
         self._forget()
 
@@ -184,8 +188,8 @@ class TenantHistory:
         """[samples, tenants] requests that had started."""
         return self._running[np.ix_(self._rows(), self._at(tenants))]
 
-    def everybody(self) -> Counts:
-        """[samples, 2]: requests queued and running of all tenants."""
+    def everybody(self) -> Floats:
+        """[samples, 4], of all tenants: requests queued and running, active tenants, sum of their vTimes."""
         return self._all[self._rows()]
 
     def latest(self) -> tuple[list[str], Floats, Counts, Counts]:

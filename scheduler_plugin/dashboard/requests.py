@@ -1,0 +1,252 @@
+"""When the runs of each request were, and what they were spent on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bokeh.models import ColumnDataSource, HoverTool, Legend, LegendItem, Toggle, UIElement
+
+from .. import glance
+from ..glance import RunGlance
+from ..run_history import Ended, RequestHistory, RunHistory
+from .elements import Pager, cut, fill, plot, put, seconds, table
+from .look import COMPUTE, FAILED, LOAD, RUNS, TRANSFER, WAITS
+from .page import Page
+
+#: Requests on the screen, ModelFns of each that have a line, and bars in all.
+REQUESTS = 8
+FNS = 6
+BARS = 3000
+
+#: What a bar is, its colour and how high it is.
+_KINDS = {
+    "waits, or on its way": (WAITS, 0.25),
+    "transfer": (TRANSFER, 0.8),
+    "load": (LOAD, 0.8),
+    "compute": (COMPUTE, 0.8),
+    "failed or taken back": (FAILED, 0.8),
+    "runs now": (RUNS, 0.8),
+}
+
+_COLUMNS = (
+    ("request", "request", 150),
+    ("tenant", "tenant", 140),
+    ("workflow", "workflow", 150),
+    ("state", "state", 110),
+    ("done", "invocations done", 110),
+    ("waited", "waited for its first", 120),
+    ("took", "since it was submitted", 140),
+    ("transfer", "transfer", 80),
+    ("load", "load", 80),
+    ("compute", "compute", 80),
+)
+
+
+class RequestsPage(Page):
+    path = "/st2i-requests"
+    title = "Requests"
+    about = (
+        "One line for each ModelFn of a request, the latest request on top. Within a run, its device "
+        "seconds are drawn one after the other: transfer, load, compute."
+    )
+    period_ms = 2000
+
+    def build(self) -> list[UIElement]:
+        self._pager = Pager(REQUESTS, self._again, "find a tenant or a request")
+        self._still = Toggle(label="hold still", width=100)
+        self._still.on_change("active", lambda attribute, old, new: self._again())
+        self._pager.row.children.append(self._still)
+        self._table = table(_COLUMNS, right=[field for field, _, _ in _COLUMNS[4:]])
+        return [self._pager.row, self._build_timeline(), self._table]
+
+    def _build_timeline(self) -> UIElement:
+        figure = plot(
+            "Runs of the latest requests", 400, x_axis_type="datetime", y_range=[], name="timeline"
+        )
+        figure.xaxis.axis_label = "time (UTC)"
+        figure.ygrid.visible = False
+        self._figure = figure
+        names = ("line", "left", "right", "text")
+        self._bars: dict[str, ColumnDataSource] = {}
+        self._items: dict[str, LegendItem] = {}
+        for kind, (color, height) in _KINDS.items():
+            source = ColumnDataSource({name: [] for name in names})
+            bars = figure.hbar(
+                "line",
+                left="left",
+                right="right",
+                height=height,
+                source=source,
+                color=color,
+                line_color=None,
+                name=kind,
+            )
+            self._bars[kind] = source
+            self._items[kind] = LegendItem(label=kind, renderers=[bars])
+        figure.add_tools(HoverTool(tooltips="@text"))
+        figure.add_layout(
+            Legend(items=list(self._items.values()), orientation="horizontal"), "above"
+        )
+        return figure
+
+    # -- bringing up to date -----------------------------------------------------------------------
+
+    def _again(self) -> None:
+        self._refresh(True)
+
+    def update(self) -> None:
+        self._refresh(not self._still.active)
+
+    def _refresh(self, draw: bool) -> None:
+        if self.board is None or self.board.watch.policy is None:
+            return
+        watch = self.board.watch
+        policy = watch.policy
+        assert policy is not None
+        watch.requests.forget(self.now)
+        totals = watch.tenants.totals
+        self.say(
+            f"{totals.queued:,} requests queued, {totals.running:,} running; "
+            f"{len(watch.requests):,} kept here, at most 15 minutes after their last run"
+        )
+        running: dict[str, list[RunGlance]] = {}
+        for run in glance.runs(policy):
+            running.setdefault(run.request, []).append(run)
+        if not len(watch.requests) and not running:
+            self.instead(
+                "No request has run in the last 15 minutes. A first one: "
+                '<code>st2i.load("shapes").submit(client, prompt="a red circle")</code>'
+            )
+            return
+        self.instead(None)
+        if not draw:
+            return
+        shown = self._shown(watch.requests, running)
+        self._draw(shown, running)
+        rows = [self._row(history, running.get(history.request, [])) for history in shown]
+        fill(self._table, _COLUMNS, rows)
+
+    def _shown(
+        self, known: RunHistory, running: dict[str, list[RunGlance]]
+    ) -> list[RequestHistory]:
+        """Those on the screen: the one of which something was heard last is first."""
+        wanted = self._pager.wanted
+        new = [
+            RequestHistory(run.request, run.tenant, run.workflow, run.positions, run.submitted)
+            for run, *_ in running.values()
+            if run.request not in known and (wanted in run.tenant or wanted in run.request)
+        ]
+        part = self._pager.part(known.count(wanted) + len(new), "requests")
+        heard = known.latest(part.stop, wanted) + new
+
+        def last(history: RequestHistory) -> float:
+            starts = [run.started for run in running.get(history.request, ())]
+            return max([*starts, *(run.stopped for run in history.runs[-1:])])
+
+        return sorted(heard, key=last, reverse=True)[part]
+
+    def _draw(self, shown: list[RequestHistory], running: dict[str, list[RunGlance]]) -> None:
+        assert self.board is not None
+        drawing = _Drawing(self.board.wall_ms(0.0))
+        lines: list[str] = []
+        for history in shown:
+            lines += drawing.request(history, running.get(history.request, []), self.now)
+        put(self._figure, height=130 + 17 * max(6, len(lines)))
+        put(self._figure.y_range, factors=list(reversed(lines)))
+        title = "Runs of the latest requests"
+        if drawing.left_out:
+            title += f" ({drawing.left_out:,} runs are left out)"
+        put(self._figure.title, text=title)
+        for kind, source in self._bars.items():
+            source.data = drawing.bars[kind]
+            put(self._items[kind], visible=bool(drawing.bars[kind]["line"]))
+
+    def _row(self, history: RequestHistory, running: list[RunGlance]) -> tuple[str, ...]:
+        runs = history.runs
+        done = sum(run.steps for run in runs if run.outcome == "done") + history.left_out
+        first = min([run.started for run in runs] + [run.started for run in running])
+        if any(run.outcome == "failed" for run in runs):
+            state = "failed"
+        elif running:
+            state = "runs"
+        elif done >= history.positions:
+            state = "done"
+        else:
+            state = "waits"
+        until = self.now if state in ("runs", "waits") else history.last
+        return (
+            history.request,
+            history.tenant,
+            history.workflow,
+            state,
+            f"{done:,} of {history.positions:,}",
+            seconds(first - history.submitted),
+            seconds(until - history.submitted),
+            seconds(sum(run.transfer_s for run in runs)),
+            seconds(sum(run.load_s for run in runs)),
+            seconds(sum(run.compute_s for run in runs)),
+        )
+
+
+class _Drawing:
+    """Bars by kind. origin_ms: what turns the policy's seconds into wall time."""
+
+    def __init__(self, origin_ms: float) -> None:
+        self._origin_ms = origin_ms
+        self.bars: dict[str, dict[str, list[Any]]] = {
+            kind: {"line": [], "left": [], "right": [], "text": []} for kind in _KINDS
+        }
+        self._count = 0
+        self.left_out = 0
+
+    def request(self, history: RequestHistory, running: list[RunGlance], now: float) -> list[str]:
+        """Draw one; the names of its lines, from the top."""
+        began: dict[str, int] = {}
+        for run in [*history.runs, *running]:
+            began[run.fn] = min(run.position, began.get(run.fn, run.position))
+        fns = sorted(began, key=began.__getitem__)[:FNS]
+        about = f"{cut(history.tenant, 18)} \u00b7 {history.request[:6]}"
+        lines = {fn: f"{about} \u00b7 {cut(fn, 26)}" for fn in fns}
+        first = min([r.started for r in history.runs] + [r.started for r in running])
+        waited = f"{history.tenant}: waited for {seconds(first - history.submitted)}"
+        self._bar("waits, or on its way", lines[fns[0]], history.submitted, first, waited)
+        for run in history.runs:
+            if run.fn in lines:
+                self._ended(lines[run.fn], run)
+        for busy in running:
+            if busy.fn in lines:
+                text = f"{busy.fn}, position {busy.position}: {seconds(now - busy.started)} so far"
+                self._bar("runs now", lines[busy.fn], busy.started, now, text)
+        self.left_out += history.left_out
+        return list(lines.values())
+
+    def _ended(self, line: str, run: Ended) -> None:
+        if self._count > BARS:
+            self.left_out += 1
+            return
+        steps = f", {run.steps} steps" if run.steps > 1 else ""
+        text = (
+            f"{run.fn}, position {run.position}{steps}, {run.outcome}: "
+            f"transfer {seconds(run.transfer_s)}, load {seconds(run.load_s)}, "
+            f"compute {seconds(run.compute_s)}"
+        )
+        if run.outcome != "done":
+            self._bar("failed or taken back", line, run.started, run.stopped, text)
+            return
+        spent = [("transfer", run.transfer_s), ("load", run.load_s), ("compute", run.compute_s)]
+        # Clocks differ a little between machines: never longer than the run.
+        scale = min(1.0, (run.stopped - run.started) / max(1e-9, sum(s for _, s in spent)))
+        at = run.stopped - scale * sum(s for _, s in spent)
+        self._bar("waits, or on its way", line, run.started, at, text)
+        for kind, value in spent:
+            if value > 0:
+                self._bar(kind, line, at, at + scale * value, text)
+                at += scale * value
+
+    def _bar(self, kind: str, line: str, start: float, stop: float, text: str) -> None:
+        bars = self.bars[kind]
+        bars["line"].append(line)
+        bars["left"].append(self._origin_ms + 1e3 * start)
+        bars["right"].append(self._origin_ms + 1e3 * stop)
+        bars["text"].append(text)
+        self._count += 1

@@ -18,10 +18,11 @@ from scheduler_plugin.instructions import Dispatch
 from scheduler_plugin.policy import FairPolicy
 
 from .arena import Arena
-from .device import Device
+from .device import Device, Took
 from .report import Finished, Ran, Report
 from .systems import System
 from .tasks import Arrival, Request, Task
+from .workflows import Position
 from .workload import Workload
 
 
@@ -88,6 +89,17 @@ class Cluster:
                 compute_s = self._compute_s[workflow.name, key.model]
                 used = ev.Measured(load_s, compute_s, 0.0)
                 costs.observe(key, used, loaded_share=1.0, pulled=False)
+            for position in workflow.positions:
+                alone_s = self._compute_s[workflow.name, position.model]
+                for n in range(2, position.step.gang + 1):
+                    used = ev.Measured(0.0, self._together_s(position, alone_s, n), 0.0)
+                    key = position.step.cost_key
+                    costs.observe(key, used, group=n, loaded_share=0.0, pulled=False)
+
+    def _together_s(self, position: Position, alone_s: float, n: int) -> float:
+        """Compute of each of n executors for what one alone takes `alone_s` for."""
+        assert position.split is not None
+        return position.split.seconds(alone_s, n, self._profile)
 
     # The loop
 
@@ -176,23 +188,18 @@ class Cluster:
             begins = self._scheduler_free + self._profile.hop_s
         else:
             begins = now + self._profile.hop_s
-        pulls = nbytes = 0
-        for dep in what.deps:
-            holders = request.given[dep]
-            if executor not in holders:
-                pulls += 1
-                nbytes += workflow.positions[dep].out_bytes
-                holders.append(executor)
-                if self._arenas:
-                    self._keep(request, dep, executor)
-        transfer_s = self._profile.transfer_s(nbytes, pulls) if pulls else 0.0
-        device = self.devices[executor]
-        self._account(device)
+        transfer_s = self._pull(request, what, executor)
+        for member in decision.members:
+            transfer_s = max(transfer_s, self._pull(request, what, member))
         factor = 1.0
         if self._noise:
             factor = (1 + self._noise * self._random.random()) ** self._random.choice((-1, 1))
         compute_s = self._compute_s[workflow.name, what.model] * factor
-        took = device.run(what.model, compute_s, begins + transfer_s)
+        if decision.members:
+            compute_s = self._together_s(what, compute_s, 1 + len(decision.members))
+        took = self._run(executor, what, compute_s, begins + transfer_s)
+        for member in decision.members:  # they wait for each other in every block
+            took = max(took, self._run(member, what, compute_s, begins + transfer_s))
         first_s = transfer_s + took.first_s
         task = Task(
             decision,
@@ -221,6 +228,24 @@ class Cluster:
         report.transfer_s += transfer_s
         report.control_s += begins - now
 
+    def _run(self, executor: str, what: Position, compute_s: float, begins: float) -> Took:
+        device = self.devices[executor]
+        self._account(device)
+        return device.run(what.model, compute_s, begins)
+
+    def _pull(self, request: Request, what: Position, executor: str) -> float:
+        """Seconds to bring its inputs there; they stay."""
+        pulls = nbytes = 0
+        for dep in what.deps:
+            holders = request.given[dep]
+            if executor not in holders:
+                pulls += 1
+                nbytes += request.workflow.positions[dep].out_bytes
+                holders.append(executor)
+                if self._arenas:
+                    self._keep(request, dep, executor)
+        return self._profile.transfer_s(nbytes, pulls) if pulls else 0.0
+
     def _hand_back(self, task: Task) -> None:
         """It ends after the step it is in."""
         steps = task.steps_at(self.now)
@@ -242,12 +267,17 @@ class Cluster:
         if self._forgets:
             device.clear(now)
         used = ev.Measured(task.stalled_s, task.compute_s, task.transfer_s)
-        used_s = used.total_s
+        used_s = used.total_s * (1 + len(decision.members))
         request.device_s += used_s
         report = self.report
         report.device_s += used_s
         report.events += 1
         handle = self.policy.handle
+        for member in decision.members:
+            beside = self.devices[member]
+            self._account(beside)
+            report.events += 1
+            handle(ev.ResidencyReported(now, member, beside.missing, beside.free_bytes))
         handle(
             ev.Completed(
                 now, decision.key, used, device.missing, device.free_bytes, steps=task.steps

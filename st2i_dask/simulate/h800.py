@@ -12,6 +12,8 @@ seconds in proportion to parameters, which is what compute-bound models of like 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from .profiles import Model, Profile
 
 _GB = 1_000_000_000
@@ -62,3 +64,6 @@ MODELS: dict[str, Model] = {
 
 UNPINNED = Profile(MODELS, device="H800, unpinned")
 PROFILE = UNPINNED.with_load(3.2 * 0.243 / 2.94, device="H800")
+#: The same with the link between executors of one node (NVLink, from pulls of the same artifact) in place
+#: of the one between nodes.
+NODE = replace(PROFILE, link_latency_s=5.7e-5, link_bandwidth=178e9)

@@ -10,6 +10,7 @@ from scheduler_plugin.ahead import chain_lengths
 from scheduler_plugin.outline import Outline, Step
 
 from ..errors import ParameterError
+from .gangs import Split
 from .profiles import Profile
 
 #: Bytes of results at 1024x1024 in bfloat16: embeddings, latents, one residual stack, an image.
@@ -22,18 +23,26 @@ BUCKET = "1024x1024"
 
 @dataclass(frozen=True)
 class Position:
-    """One invocation. models: whose weights it needs, the last one being what it runs."""
+    """One invocation. models: whose weights it needs, the last one being what it runs. split: how
+    several executors can compute it together; None: they cannot."""
 
     fn: str
     models: tuple[str, ...]
     deps: tuple[int, ...] = ()
     callback_deps: tuple[int, ...] = ()
     out_bytes: int = 0
+    split: Split | None = None
 
     @property
     def model(self) -> str:
         """What the policy knows it by: adapters are part of the name."""
         return "+".join(reversed(self.models))
+
+    @property
+    def step(self) -> Step:
+        """As the policy sees it."""
+        gang = self.split.executors if self.split is not None else 1
+        return Step(self.fn, self.model, BUCKET, self.deps, self.callback_deps, gang)
 
 
 @dataclass(frozen=True)
@@ -45,7 +54,7 @@ class Workflow:
     outline: Outline = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        steps = tuple(Step(p.fn, p.model, BUCKET, p.deps, p.callback_deps) for p in self.positions)
+        steps = tuple(position.step for position in self.positions)
         object.__setattr__(self, "outline", Outline(self.name, steps))
 
     @cached_property
@@ -72,11 +81,13 @@ def diffusion(
     *,
     controlnet: str | None = None,
     adapter: str | None = None,
+    split: Split | None = None,
 ) -> Workflow:
     """Encoders beside each other, `steps` denoising steps, a decoder.
 
     controlnet: runs beside every step, which takes its residuals through a callback input. adapter: a
-    LoRA on the denoiser; its weights are its own, those of the denoiser are shared.
+    LoRA on the denoiser; its weights are its own, those of the denoiser are shared. split: how several
+    executors can compute a denoising step together.
     """
     if steps < 1 or not encoders:
         raise ParameterError(
@@ -93,7 +104,7 @@ def diffusion(
             found.append(
                 Position("Control", (controlnet,), given + latents, out_bytes=RESIDUAL_BYTES)
             )
-        found.append(Position("Denoise", weights, given + latents, callback, LATENT_BYTES))
+        found.append(Position("Denoise", weights, given + latents, callback, LATENT_BYTES, split))
         latents = (len(found) - 1,)
     found.append(Position("Decode", (decoder,), latents, out_bytes=IMAGE_BYTES))
     return Workflow(name, tuple(found))

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from ..errors import ParameterError
 from . import h800
+from .gangs import z_image
 from .profiles import Profile
 from .workflows import Workflow, diffusion
 
@@ -78,6 +79,13 @@ BASIC = {
     "klein": diffusion("klein", *_KLEIN),
 }
 SCHNELL = diffusion("schnell", *_SCHNELL)
+
+
+def wide_z_image(executors: int) -> Workflow:
+    """Z-Image, each step of which so many executors can compute together."""
+    return diffusion("z-image", *_Z_IMAGE, split=z_image(executors, guided=True))
+
+
 CONTROLLED = {
     "sd35-canny": diffusion("sd35-canny", *_SD35, controlnet="sd35-canny"),
     "sd35-depth": diffusion("sd35-depth", *_SD35, controlnet="sd35-depth"),

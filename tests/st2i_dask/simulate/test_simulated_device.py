@@ -24,8 +24,8 @@ def test_telling_use_late_is_the_same_as_telling_it_at_once(system):
     tasks = sorted(catalogue.tasks)
     for _ in range(600):
         task = tasks[min(int(chance.expovariate(0.3)), len(tasks) - 1)]
-        took = late.run(task, 0.5, 1.0, now)
-        assert took == pytest.approx(prompt.run(task, 0.5, 1.0, now), abs=1e-9)
+        took = late.run(task, 0.5, now)
+        assert took == pytest.approx(prompt.run(task, 0.5, now), abs=1e-9)
         assert late.missing == prompt.missing
         assert late.weight_bytes == prompt.weight_bytes
         now += took.first_s + chance.random()

@@ -55,7 +55,7 @@ def _or_zero(kind: Kind) -> Kind:
 
 _WIDTHS = {
     "num_attention_heads": _or_none(_SEVERAL),
-    "attention_head_dim": _or_none(_SEVERAL),
+    "attention_head_dim": _SEVERAL,
     "joint_attention_dim": _or_none(_COUNT),
     "pooled_projection_dim": _or_none(_COUNT),
 }
@@ -74,6 +74,7 @@ _KINDS: dict[str, Mapping[str, Kind]] = {
         "in_channels": _COUNT,
         "patch_size": _COUNT,
         "sample_size": _COUNT,
+        "n_layers": _COUNT,
         "pos_embed_max_size": _or_none(_COUNT),
         "axes_lens": Kind(
             lambda value: _COUNTS.holds(value) and len(value) == 3,

@@ -36,6 +36,29 @@ class Scales:
 
 
 @dataclass(frozen=True)
+class Bounds(Scales):
+    """Rule: after which share of the steps each ControlNet begins or ends, one number or a list."""
+
+    minimum: float = 0
+    maximum: float = 1
+
+    def carry(self, name: str, value: Any, values: Mapping[str, Any]) -> Any:
+        made = tuple(super().carry(name, value, values))
+        return made if _is_list(value) else made[0]
+
+
+def windows(start: Any, end: Any, count: int) -> list[tuple[float, float]]:
+    """Of each ControlNet, from what `Bounds` carried: the shares of the steps where it begins and ends."""
+    first, last = (v if isinstance(v, tuple) else (v,) * count for v in (start, end))
+    return list(zip(first, last, strict=True))
+
+
+def is_inside(window: tuple[float, float], step: int, num_steps: int) -> bool:
+    """As the pipelines compare, which scale by zero what is outside. step: 0 is the first one taken."""
+    return not (step / num_steps < window[0] or (step + 1) / num_steps > window[1])
+
+
+@dataclass(frozen=True)
 class Modes:
     """Rule: what each ControlNet is given a picture of, by number; None for one without modes.
 

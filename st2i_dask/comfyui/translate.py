@@ -51,11 +51,12 @@ def translate(
     elif pictures:
         values["control_image"] = pictures
         values["controlnet_conditioning_scale"] = [control.strength for control in controls]
-    windows = {(control.start, control.end) for control in controls} - {(0.0, 1.0)}
-    if windows:
-        if len({(control.start, control.end) for control in controls}) > 1:
-            raise LoadError("ControlNets with different start_percent or end_percent; give all one")
-        values["control_guidance_start"], values["control_guidance_end"] = windows.pop()
+    windows = [(control.start, control.end) for control in controls]
+    if len(set(windows)) > 1:
+        starts, ends = zip(*windows, strict=True)
+        values["control_guidance_start"], values["control_guidance_end"] = list(starts), list(ends)
+    elif set(windows) - {(0.0, 1.0)}:
+        values["control_guidance_start"], values["control_guidance_end"] = windows[0]
     if sampling.latent.picture is not None:
         values["image"] = _open(images, sampling.latent.picture)
         values["strength"] = sampling.denoise

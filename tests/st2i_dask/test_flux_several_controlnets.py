@@ -104,6 +104,12 @@ CASES = [
     (("union", "union"), None, "float32", {"control_mode": [1, 3]}),
     (("canny", "union"), None, "bfloat16", {"control_mode": [None, 2], "num_images": 2}),
     (("pixels", "hints"), None, "float32", {SCALE: [1.0, 0.5]}),
+    # One that is shorter decides how many residuals there are also while it does not run.
+    (("lines", "canny"), None, "float32", {START: [0.5, 0.0], END: [1.0, 0.5], "num_steps": 4}),
+    (("canny", "lines"), None, "bfloat16", {END: [1.0, 0.4], SCALE: [0.7, 1.3]}),
+    (("canny", "depth"), None, "float32", {START: 0.6, END: [0.3, 0.9]}),
+    (("canny",), None, "float32", {START: 0.5, END: 0.5}),  # no step at all
+    (("canny",), None, "float32", {START: 0.8, END: 0.3}),
     (("canny",), None, "float32", {**TRUE_CFG, "num_images": 2}),
     (("union",), None, "bfloat16", {"control_mode": 2, "num_images": 2, SCALE: 0.6}),
     (("pixels",), None, "float32", {"num_images": 2}),
@@ -111,6 +117,7 @@ CASES = [
     (("guided",), IMAGE, "bfloat16", {"strength": 1.0, "num_images": 2, "seed": -3}),
     (("union",), IMAGE, "float32", {"control_mode": 1, "strength": 0.4, "num_steps": 5}),
     (("pixels",), IMAGE, "float32", {START: 0.3, END: 0.7, "num_steps": 10}),
+    (("canny", "lines"), IMAGE, "float32", {START: [0.5, 0.0], "control_mode": [None] * 2}),
     (("canny", "depth"), IMAGE, "bfloat16", {"control_mode": [None, None], SCALE: [0.7, 0.9]}),
 ]
 
@@ -250,6 +257,9 @@ def test_sums_are_made_in_order_and_item_by_item():
         (("canny", "depth"), {SCALE: [1.0]}, "holds 1 values, wanted a list of 2 numbers"),
         (("canny", "depth"), {SCALE: [1.0, float("nan")]}, r"scale\[1\]=nan is out of range"),
         (("canny", "depth"), {SCALE: [1.0, "1"]}, r"scale\[1\]='1' has type str"),
+        (("canny", "depth"), {START: [0.1]}, "start holds 1 values, wanted a list of 2 numbers"),
+        (("canny", "depth"), {END: [0.5, 1.5]}, r"control_guidance_end\[1\]=1.5 is out of range"),
+        (("canny",), {END: "0.5"}, r"control_guidance_end='0.5' has type str"),
         (("canny", "depth"), {"control_mode": [1, 2]}, "no parameter 'control_mode'"),
         (("canny", "union"), {}, "'control_mode' is missing"),
         (("canny", "union"), {"control_mode": 1}, "a list of None, 0 to 3"),

@@ -39,6 +39,7 @@ CASES = [
     ("one", "bfloat16", dict(negative_prompt="", num_images=2, control_image=picture(64, 64))),
     ("one", "float32", dict(height=48, control_image=TENSOR, seed=2**63, num_steps=2)),
     ("two", "float32", {"negative_prompt": LONG, START: 0.25, END: 0.75, "num_steps": 8}),
+    ("two", "float32", {START: 0.8, END: 0.3}),  # no step at all
     ("two", "bfloat16", dict(control_image=pixels(30, 50), height=16, width=48, seed=-3)),
     ("two", "bfloat16", {END: 0.5, SCALE: 1.3, "negative_prompt": "rain", "num_steps": 4}),
     ("two", "float32", {END: 0.0}),

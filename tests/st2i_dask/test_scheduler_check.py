@@ -183,12 +183,13 @@ def verdicts(folders, family, names, num_steps):
             assert torch.equal(run_here(workflow, **parameters), theirs), name
             drawn.append(name)
         else:
-            assert "no seed gives again" in refusal or name in ODD, (name, refusal)
+            known = "no seed gives again" in refusal or "not finite" in refusal or name in ODD
+            assert known, (name, refusal)
     return drawn
 
 
 #: Of latents whose sides are as many as their channels, by chance.
-ODD = {"DiscreteDDIMScheduler"}
+ODD = {"DiscreteDDIMScheduler", "EntropyBoundScheduler"}
 
 
 def test_what_is_drawn_with_equals_the_pipeline(folders):
@@ -197,8 +198,10 @@ def test_what_is_drawn_with_equals_the_pipeline(folders):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_steps", [1, 2, 3, 30])
-@pytest.mark.parametrize("family", SAVE)
+@pytest.mark.parametrize(
+    ("family", "num_steps"),
+    [*((family, 3) for family in SAVE), ("sd3", 1), ("sdxl", 1), ("sdxl", 30), ("qwen", 1)],
+)
 def test_every_scheduler_of_diffusers_is_refused_or_equals_the_pipeline(folders, family, num_steps):
     drawn = verdicts(folders, family, classes(), num_steps)
     assert drawn or (family, num_steps) == ("qwen", 1)

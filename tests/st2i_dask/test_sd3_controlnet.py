@@ -69,6 +69,8 @@ CASES = [
     ("pooled", "float32", dict(seed=-3, control_image=picture(64, 50))),
     ("pooled", "bfloat16", dict(num_images=2, guidance_scale=1.0, height=48)),
     ("large", "float32", dict(seed=2**63)),
+    ("zeros", "float32", {START: 0.5, END: 0.5}),  # no step at all
+    ("pooled", "float32", {START: 0.8, END: 0.3}),
     ("large", "bfloat16", dict(height=48, width=24)),
 ]
 
@@ -101,11 +103,14 @@ def _large(folder, dtype):
     return pipeline
 
 
+ALTERNATING = {START: [0.5, 0.0], END: [1.0, 0.5], "num_steps": 4}
 SEVERAL = [
     (("zeros", "pooled"), "float32", {SCALE: [0.7, 0.4], "seed": 5}),
     (("pooled", "zeros"), "bfloat16", {SCALE: [0.7, 1.0], "num_images": 2, END: 0.7}),
     (("zeros",), "bfloat16", {SCALE: 0.5}),
     (("large", "large"), "float32", {SCALE: [1.0, -0.4], "width": 24}),
+    (("zeros", "pooled"), "float32", {**ALTERNATING, SCALE: [1.0, 1.0]}),
+    (("pooled", "zeros"), "bfloat16", {END: [0.0, 0.7], SCALE: [1.0, 0.5], "num_steps": 4}),
 ]
 
 

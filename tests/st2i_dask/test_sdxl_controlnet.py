@@ -94,6 +94,8 @@ SEVERAL = [
     (("depth", "canny"), "bfloat16", {SCALE: 0.8, "num_images": 2, END: 0.7}),
     (("canny",), "bfloat16", {SCALE: 0.5}),
     ((), "float32", {SCALE: [1.0, -0.4], "height": None, "width": None}),
+    (("canny", "depth"), "float32", {START: [0.5, 0.0], END: [1.0, 0.5], "num_steps": 4}),
+    (("canny", "depth"), "bfloat16", {START: [0.0, 0.4], SCALE: [0.7, 1.0]}),
 ]
 
 
@@ -180,6 +182,7 @@ def test_residuals_are_callback_inputs_of_every_step_in_the_window(folders):
         ),
         ({SCALE: [1.0]}, "holds 1 values, wanted a list of 2 numbers"),
         ({START: 1.5}, "0 to 1"),
+        ({START: [0.0, 0.5], END: 0.4}, "start=0.5 is not below control_guidance_end=0.4"),
         (
             {START: 0.5, END: 0.5},
             "control_guidance_start=0.5 is not below control_guidance_end=0.5",

@@ -7,19 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 from ...errors import LoadError
-from ...parameters import Static
 from ...rules import Range
 from ..folder import DiffusersFolder, read_component
 from ..input_image import InputImage, InputImages
-from ..per_controlnet import Modes, Scales, nth
+from ..per_controlnet import Bounds, Modes, Scales, is_inside, nth, windows
 from .composing import FluxBase
 from .controlnet_parts import CONTROLNET, FluxControlNet, VaeEncoder, prepare_image
 from .parts import DOUBLES, MAX_CONTROLNETS, SINGLES
-
-Fraction = Annotated[Static[float], Range(0, 1)]
 
 # What residuals, latents and prompts have in common: a ControlNet must have the transformer's.
 _SHARED = (
@@ -45,7 +42,7 @@ class _Net:
 class Controls:
     """The ControlNets of a workflow, in order.
 
-    images, modes, scales: the rules of the parameters; modes: None where no ControlNet has any.
+    images, modes, scales, bounds: the rules of the parameters; modes: None where no ControlNet has any.
     guided: whether they have a guidance embedding.
     """
 
@@ -57,12 +54,18 @@ class Controls:
         count, several = len(nets), len(nets) > 1
         self.images: Any = InputImages(count, count) if several else InputImage()
         self.scales: Any = Scales(count) if several else Range(-10, 10)
+        self.bounds = Bounds(count)
         limits = tuple(net.config.get("num_mode") for net in nets)
         self.modes: Any = None
         if any(limits):
             self.modes = Modes(limits) if several else Range(0, limits[0] - 1)
         # FluxMultiControlNetModel adds to what the first gives: without its singles there are none.
         self._has_singles = bool(first.config.get("num_single_layers"))
+        # It zips the residuals: the shortest count, run or not.
+        singles = [n for net in nets if (n := net.config.get("num_single_layers"))]
+        self._lengths = None
+        if several:
+            self._lengths = min(net.config["num_layers"] for net in nets), min(singles, default=0)
 
     def hints(
         self,
@@ -93,26 +96,27 @@ class Controls:
         control_mode: Any,
         conditioning_scale: Any,
         steps: range,
-        start: float,
-        end: float,
+        start: Any,
+        end: Any,
     ) -> Callable[[int, dict[str, Any]], dict[str, Any]]:
         """Inside a workflow: composes a step's ControlNets and gives what the transformer takes of them.
 
-        start, end: the window, as fractions of the steps.
+        start, end: of the windows, see `Bounds`.
         """
         base = self._base
+        wanted = windows(start, end, len(self._nets))
         nets = [
             FluxControlNet(net.source, **({"part": net.part} if net.part else {}), **base.options)
             for net in self._nets
         ]
 
         def compose(step: int, common: dict[str, Any]) -> dict[str, Any]:
-            # As the pipeline compares: it scales by zero what is outside.
-            done = step - steps.start
-            if done / len(steps) < start or (done + 1) / len(steps) > end:
-                return {}
-            inputs: dict[str, Any] = {"controlnet_blocks_repeat": self._nets[0].takes_pixels}
+            inputs: dict[str, Any] = {}
             for number, (net, hint) in enumerate(zip(nets, hints, strict=True)):
+                if not is_inside(wanted[number], step - steps.start, len(steps)):
+                    continue
+                inputs["controlnet_blocks_repeat"] = self._nets[0].takes_pixels
+                inputs["residuals_lengths"] = self._lengths
                 has_modes = bool(self._nets[number].config.get("num_mode"))
                 made = net(
                     **common,

@@ -27,7 +27,7 @@ from .composing import (
     encode_texts,
     to_pictures,
 )
-from .control import Fraction, find_controls
+from .control import find_controls
 from .parts import ClipText, FluxTransformer, T5Text, VaeDecoder, prepare
 
 
@@ -48,7 +48,8 @@ def flux_controlnet_workflow(
 
     controlnets: folders or hub ids of ControlNets; none: the folder holds one (it is one of a
         FluxControlNetPipeline). With several, `control_image`, `control_mode` and
-        `controlnet_conditioning_scale` are lists, as of a FluxMultiControlNetModel.
+        `controlnet_conditioning_scale` are lists, as of a FluxMultiControlNetModel;
+        `control_guidance_start` and `control_guidance_end` may be.
     sizes: the only sides in pixels that the model draws well; None: any that the pipeline takes.
     """
     base = FluxBase(folder, dtype, sizes)
@@ -66,8 +67,8 @@ def flux_controlnet_workflow(
         guidance_scale: Guidance = guidance_scale,
         true_cfg_scale: TrueCfg = 1.0,
         controlnet_conditioning_scale: Annotated[Any, controls.scales] = 1.0,
-        control_guidance_start: Fraction = 0.0,
-        control_guidance_end: Fraction = 1.0,
+        control_guidance_start: Annotated[Static[Any], controls.bounds] = 0.0,
+        control_guidance_end: Annotated[Static[Any], controls.bounds] = 1.0,
         num_images: NumImages = 1,
         spread: Spread = False,
         loras: Annotated[Static[Any], base.loras] = (),

@@ -27,7 +27,7 @@ from .composing import (
     encode_texts,
     to_pictures,
 )
-from .control import Fraction, find_controls
+from .control import find_controls
 from .image_parts import ImageEncoder, prepare_from_image
 from .parts import ClipText, FluxTransformer, T5Text, VaeDecoder
 
@@ -65,8 +65,8 @@ def flux_controlnet_image_workflow(
         guidance_scale: Guidance = guidance_scale,
         strength: Annotated[Static[float], Strength()] = strength,
         controlnet_conditioning_scale: Annotated[Any, controls.scales] = 1.0,
-        control_guidance_start: Fraction = 0.0,
-        control_guidance_end: Fraction = 1.0,
+        control_guidance_start: Annotated[Static[Any], controls.bounds] = 0.0,
+        control_guidance_end: Annotated[Static[Any], controls.bounds] = 1.0,
         num_images: NumImages = 1,
         spread: Spread = False,
         loras: Annotated[Static[Any], base.loras] = (),

@@ -68,7 +68,8 @@ class FluxTransformer(PipelinePart):
     """One denoising step: packed latents (images, tokens, channels) to the predicted velocity.
 
     The residuals of ControlNets are callback inputs: each is fetched after the block it is added to,
-    and those of several are summed in the ControlNets' order.
+    and those of several are summed in the ControlNets' order. residuals_lengths: how many there are for
+    double and single blocks; None: as many as the ControlNet has.
     """
 
     parts = frozenset({"transformer"})
@@ -85,15 +86,17 @@ class FluxTransformer(PipelinePart):
             for name in names:
                 self.add_input(name, callback=True, optional=True)
         self.add_input("controlnet_blocks_repeat", optional=True)
+        self.add_input("residuals_lengths", optional=True)
         self.add_output("noise_pred")
 
     def run(self, pipeline: Any, **inputs: Any) -> dict[str, Any]:
         transformer = pipeline.transformer
         latents = inputs["latents"]
         guidance = guidance_of(transformer, inputs["guidance_scale"], latents)
+        lengths = inputs["residuals_lengths"] or (None, None)
         doubles, singles = (
-            summed([inputs[name] for name in names if inputs.get(name) is not None])
-            for names in (DOUBLES, SINGLES)
+            summed([inputs[name] for name in names if inputs.get(name) is not None], length)
+            for names, length in zip((DOUBLES, SINGLES), lengths, strict=True)
         )
         with transformer.cache_context("cond"):
             noise_pred = transformer(

@@ -20,13 +20,11 @@ from ...workflow import Workflow, workflow
 from ..denoising import seeded
 from ..folder import DiffusersFolder, read_component
 from ..input_image import InputImage, InputImages
-from ..per_controlnet import Scales, nth
+from ..per_controlnet import Bounds, Scales, is_inside, nth, windows
 from ..spread import draw_images
 from .composing import SD3, Guidance, Images, Length, Output, Text
 from .controlnet_parts import CONTROLNET, SD3ControlNet, half_of, prepare_control
 from .parts import MAX_CONTROLNETS, RESIDUALS, VaeEncoder, draw_latents
-
-Fraction = Annotated[Static[float], Range(0, 1)]
 
 # Sides are multiples of it, whatever the VAE (StableDiffusion3ControlNetPipeline.check_inputs).
 _SIDES = 8
@@ -50,7 +48,7 @@ class _Net:
 
 
 class Controls:
-    """The ControlNets of a workflow, in order. images, scales: the rules of the parameters."""
+    """The ControlNets of a workflow, in order. images, scales, bounds: the rules of the parameters."""
 
     def __init__(self, sd3: SD3, nets: list[_Net]):
         self._sd3 = sd3
@@ -59,6 +57,7 @@ class Controls:
         count = len(nets)
         self.images: Any = InputImages(count, count) if self._several else InputImage()
         self.scales: Any = Scales(count) if self._several else Range(-10, 10)
+        self.bounds = Bounds(count)
         # The pipeline asks the first how to call all.
         self._zeros = bool(nets[0].config.get("force_zeros_for_pooled_projection", True))
         # SD3MultiControlNetModel zips: the shortest counts.
@@ -94,21 +93,22 @@ class Controls:
         return made
 
     def composer(
-        self, latents: list[list[Any]], scale: Any, num_steps: int, start: float, end: float
+        self, latents: list[list[Any]], scale: Any, num_steps: int, start: Any, end: Any
     ) -> Callable[[int, int, dict[str, Any]], dict[str, Any]]:
         """Inside a workflow: composes the ControlNets of a forward and gives what the transformer takes
         of them.
 
-        start, end: the window, as fractions of the steps.
+        start, end: of the windows, see `Bounds`.
         """
         models = [self._model(net) for net in self._nets]
+        wanted = windows(start, end, len(models))
 
         def compose(step: int, forward: int, common: dict[str, Any]) -> dict[str, Any]:
-            # As the pipeline compares: it scales by zero what is outside.
-            if step / num_steps < start or (step + 1) / num_steps > end:
-                return {}
-            inputs: dict[str, Any] = {"residuals_length": self._length}
+            inputs: dict[str, Any] = {}
             for number, (model, net) in enumerate(zip(models, self._nets, strict=True)):
+                if not is_inside(wanted[number], step, num_steps):
+                    continue
+                inputs["residuals_length"] = self._length
                 embeds = common["prompt_embeds"] if net.reads_prompt else None
                 inputs[RESIDUALS[number]] = model(
                     **{**common, "prompt_embeds": embeds},
@@ -149,7 +149,8 @@ def sd3_controlnet_workflow(
 
     controlnets: folders or hub ids of the ControlNets; none: the folder holds one (it is one of a
         StableDiffusion3ControlNetPipeline). With several, control_image is a list of as many images
-        and controlnet_conditioning_scale one number or a list.
+        and controlnet_conditioning_scale, control_guidance_start and control_guidance_end are one number
+        or a list.
     sizes, split_guidance: as in text to image.
     """
     sd3 = SD3(folder, dtype, shifts=False)
@@ -167,8 +168,8 @@ def sd3_controlnet_workflow(
         width: Annotated[int, side] = width or sd3.default_side,
         guidance_scale: Guidance = guidance_scale,
         controlnet_conditioning_scale: Annotated[Any, controls.scales] = 1.0,
-        control_guidance_start: Fraction = 0.0,
-        control_guidance_end: Fraction = 1.0,
+        control_guidance_start: Annotated[Static[Any], controls.bounds] = 0.0,
+        control_guidance_end: Annotated[Static[Any], controls.bounds] = 1.0,
         num_images: Images = 1,
         spread: Static[bool] = False,
         loras: Annotated[Static[Any], sd3.loras] = (),
@@ -266,4 +267,4 @@ def _check_fit(net: _Net, transformer: Mapping[str, Any]) -> None:
 
 
 def _width(config: Mapping[str, Any]) -> int:
-    return int(config["num_attention_heads"] * config["attention_head_dim"])
+    return int(config["attention_head_dim"] * (config["num_attention_heads"] or 0))

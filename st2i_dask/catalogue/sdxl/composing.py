@@ -109,7 +109,7 @@ class SDXL:
             )
         try:
             time_ids(self.unet_config, 8, 8, self.text_width, torch.float32, self.scores)
-        except ValueError as error:
+        except (TypeError, ValueError) as error:
             raise LoadError(f"{source!r} cannot be used for this task: {error}") from error
 
     # -- rules of parameters -------------------------------------------------------------------

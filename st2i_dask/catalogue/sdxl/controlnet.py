@@ -16,14 +16,12 @@ from ...rules import Range
 from ...workflow import Workflow, workflow
 from ..denoising import seeded
 from ..folder import DiffusersFolder, read_component
-from ..per_controlnet import Scales, nth
+from ..per_controlnet import Bounds, Scales, is_inside, nth, windows
 from ..spread import draw_images
 from .composing import MAX_SIDE, SDXL, Guidance, Images, Output, Text
 from .controlnet_parts import CONTROLNET, SDXLControlNet, draw_latents_for, prepare_control
 from .image_parts import SizedImage, SizedImages
 from .parts import MAX_CONTROLNETS, RESIDUALS
-
-Fraction = Annotated[Static[float], Range(0, 1)]
 
 # What residuals, latents and prompts have in common: a ControlNet must have the UNet's.
 _SHARED = (
@@ -45,7 +43,7 @@ class _Net:
 
 
 class Controls:
-    """The ControlNets of a workflow, in order. images, scales: the rules of the parameters."""
+    """The ControlNets of a workflow, in order. images, scales, bounds: the rules of the parameters."""
 
     def __init__(self, sdxl: SDXL, nets: list[_Net]):
         self._sdxl = sdxl
@@ -54,6 +52,16 @@ class Controls:
         limits = SizedImage(least=sdxl.factor, most=MAX_SIDE)
         self.images: Any = SizedImages(len(nets), limits, sdxl.factor) if self._several else limits
         self.scales: Any = Scales(len(nets)) if self._several else Range(-10, 10)
+        self.bounds = Bounds(len(nets))
+
+    def check_windows(self, start: Any, end: Any) -> None:
+        """Inside a workflow: ParameterError for one without steps, which the pipeline refuses."""
+        for first, last in windows(start, end, len(self._nets)):
+            if first >= last:
+                raise ParameterError(
+                    f"control_guidance_start={first:g} is not below control_guidance_end={last:g}; "
+                    "the pipeline wants a window"
+                )
 
     def prepared(
         self,
@@ -78,22 +86,20 @@ class Controls:
         ]
 
     def composer(
-        self, control: list[Any], scale: Any, num_steps: int, start: float, end: float
+        self, control: list[Any], scale: Any, num_steps: int, start: Any, end: Any
     ) -> Callable[[int, int, dict[str, Any]], dict[str, Any]]:
         """Inside a workflow: composes the ControlNets of a forward and gives what the UNet takes of them.
 
-        start, end: the window, as fractions of the steps.
+        start, end: of the windows, see `Bounds`.
         """
         options = self._sdxl.options
+        wanted = windows(start, end, len(self._nets))
         models = [
             SDXLControlNet(net.source, **({"part": net.part} if net.part else {}), **options)
             for net in self._nets
         ]
 
         def compose(step: int, forward: int, common: dict[str, Any]) -> dict[str, Any]:
-            # As the pipeline compares: it scales by zero what is outside.
-            if step / num_steps < start or (step + 1) / num_steps > end:
-                return {}
             return {
                 RESIDUALS[number]: model(
                     **common,
@@ -101,6 +107,7 @@ class Controls:
                     conditioning_scale=self._of(scale, number),
                 )
                 for number, model in enumerate(models)
+                if is_inside(wanted[number], step, num_steps)
             }
 
         return compose
@@ -125,7 +132,8 @@ def sdxl_controlnet_workflow(
 
     controlnets: folders or hub ids of the ControlNets; none: the folder holds one or several (it is one
         of a StableDiffusionXLControlNetPipeline). With several, control_image is a list of as many
-        images and controlnet_conditioning_scale one number or a list.
+        images and controlnet_conditioning_scale, control_guidance_start and control_guidance_end are one number
+        or a list.
     height, width: None: those of the control image, rounded down to what the VAE takes.
     sizes, negative_prompt, split_guidance: as in text to image.
     """
@@ -144,8 +152,8 @@ def sdxl_controlnet_workflow(
         width: Annotated[Static[int | None], side] = width,
         guidance_scale: Guidance = guidance_scale,
         controlnet_conditioning_scale: Annotated[Any, controls.scales] = 1.0,
-        control_guidance_start: Fraction = 0.0,
-        control_guidance_end: Fraction = 1.0,
+        control_guidance_start: Annotated[Static[Any], controls.bounds] = 0.0,
+        control_guidance_end: Annotated[Static[Any], controls.bounds] = 1.0,
         num_images: Images = 1,
         spread: Static[bool] = False,
         loras: Annotated[Static[Any], sdxl.loras] = (),
@@ -153,11 +161,7 @@ def sdxl_controlnet_workflow(
         output_type: Output = "pil",
     ) -> Any:
         """Stable Diffusion XL with ControlNets, text and control images to image."""
-        if control_guidance_start >= control_guidance_end:
-            raise ParameterError(
-                f"workflow {name!r}: control_guidance_start={control_guidance_start:g} is not below "
-                f"control_guidance_end={control_guidance_end:g}; the pipeline wants a window"
-            )
+        controls.check_windows(control_guidance_start, control_guidance_end)
         batch = 1 if spread else num_images
         text = sdxl.text(prompt, negative_prompt, batch, guidance_scale, split_guidance, loras)
         control = controls.prepared(control_image, batch, height, width, text)

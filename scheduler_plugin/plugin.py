@@ -11,6 +11,7 @@ from typing import Any
 
 from distributed import SchedulerPlugin
 
+from st2i_dask import logs
 from st2i_dask.config import scheduler_settings
 from st2i_dask.errors import AttachError, PolicyError, St2iError
 from st2i_dask.messages import quicken, restore
@@ -27,6 +28,7 @@ from .fair_queue import FairQueue
 from .metrics import SchedulerCollector
 from .metrics_counts import Counts
 from .policy import FairPolicy
+from .request_log import RequestLog
 from .settings import Settings
 from .standings import Standings
 from .usage import UsageTotals
@@ -54,6 +56,7 @@ class ServingSchedulerPlugin(SchedulerPlugin):
         self.chooser = chooser
 
     async def start(self, scheduler: Any) -> None:
+        logs.set_up()
         settings = self.settings or configured_settings()
         self.scheduler = scheduler
         self.usage = UsageTotals()
@@ -61,6 +64,7 @@ class ServingSchedulerPlugin(SchedulerPlugin):
         self.bridge = Bridge(scheduler, self.policy, time.monotonic)
         self.counts = Counts()
         self.bridge.journal.watch(self.counts)
+        self.bridge.journal.watch(RequestLog())
         collector = SchedulerCollector(self.policy, self.counts, self.usage)
         self.metrics = MetricsPage(scheduler, collector)
         self.metrics.open()

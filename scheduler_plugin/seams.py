@@ -81,7 +81,7 @@ class Seams:
             )
         self._scheduler = scheduler
         self._owner = owner
-        self._armed = False  # a callback is on its way
+        self._armed = ""  # by which stimulus; a callback is on its way
         self._round_due = False  # something came that no round has seen
         self._installed = False
 
@@ -125,12 +125,12 @@ class Seams:
         scheduler.stream_handlers["st2i_residency"] = _ignore
         scheduler.stimulus_queue_slots_maybe_opened(stimulus_id="st2i-restored")
 
-    def arm(self) -> None:
+    def arm(self, stimulus_id: str = "st2i-round") -> None:
         """A round in the next tick, unless there is one before: Dask opens no slots after new tasks
         arrived."""
         self._round_due = True
         if not self._armed:
-            self._armed = True
+            self._armed = stimulus_id
             self._scheduler.loop.add_callback(self._armed_round)
 
     def dispatch(self, ts: Any, stimulus_id: str) -> bool:
@@ -170,7 +170,7 @@ class Seams:
         ts.state = "queued"
         scheduler.queued.add(ts)
         self._owner.ready(ts, stimulus_id)
-        self.arm()
+        self.arm(stimulus_id)
         return {}, {}, {}
 
     def _queued_processing(self, scheduler: Any, key: Any, stimulus_id: str) -> Any:
@@ -181,7 +181,11 @@ class Seams:
         if worker is None:
             return {}, {}, {}
         scheduler.queued.discard(ts)
-        return scheduler._add_to_processing(ts, worker, stimulus_id=stimulus_id)
+        done = scheduler._add_to_processing(ts, worker, stimulus_id=stimulus_id)
+        for message in done[2].get(worker.address, ()):
+            if message["op"] == "compute-task":
+                message["stimulus_id"] = stimulus_id  # Dask makes one up that nobody else knows
+        return done
 
     def _slots_opened(self, *, stimulus_id: str) -> None:
         self._round_due = False
@@ -201,9 +205,9 @@ class Seams:
             scheduler.queued = queued
 
     def _armed_round(self) -> None:
-        self._armed = False
+        stimulus_id, self._armed = self._armed, ""
         if self._installed and self._round_due:
-            self._scheduler.stimulus_queue_slots_maybe_opened(stimulus_id="st2i-round")
+            self._scheduler.stimulus_queue_slots_maybe_opened(stimulus_id=stimulus_id)
 
     def _hearing(self, handler: Callable[..., Any]) -> Callable[..., Any]:
         def heard(*args: Any, key: Any, worker: str, **message: Any) -> Any:

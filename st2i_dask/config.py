@@ -27,6 +27,9 @@ ALLOCATORS = ("best_fit", "buddy")
 #: How a worker may keep models; the first is the default.
 WEIGHTS = ("elastic", "pipelined", "mcache", "wcache", "nocache")
 
+#: Levels of logs, the most talkative first.
+LEVELS = ("debug", "info", "warning", "error", "critical")
+
 #: Sections and keys with their defaults, as in st2i.yaml.
 DEFAULTS: dict[str, dict[str, Any]] = yaml.safe_load(
     Path(__file__).with_name("st2i.yaml").read_text()
@@ -39,14 +42,17 @@ dask.config.update_defaults({"st2i": DEFAULTS})
 
 def worker_options() -> dict[str, Any]:
     """This node's options of a worker, by the names `attach` has for them. AttachError on a bad one."""
-    check_keys()
-    options = {}
-    for name, value in _section("worker").items():
-        try:
-            options[name] = checked_option(name, value)
-        except AttachError as error:
-            raise AttachError(f"configuration {_key('worker', name)}: {error}") from None
-    return options
+    return _checked_section("worker")
+
+
+def log_options() -> dict[str, Any]:
+    """How this node logs: json (bool), level (a name, or None). AttachError on a bad one."""
+    return _checked_section("logs")
+
+
+def trace_options() -> dict[str, Any]:
+    """Whether this node makes traces: enabled (bool). AttachError on a bad one."""
+    return _checked_section("traces")
 
 
 def scheduler_settings() -> dict[str, Any]:
@@ -56,7 +62,7 @@ def scheduler_settings() -> dict[str, Any]:
 
 
 def checked_option(name: str, value: Any) -> Any:
-    """One option of `attach`: sizes in bytes. None stays. AttachError says what is allowed."""
+    """One option, of `attach` or of another section: sizes in bytes. None stays. AttachError says what is allowed."""
     return value if value is None else _CHECKS[name](name, value)
 
 
@@ -88,6 +94,17 @@ def _check_names(where: str, found: Any, known: Mapping[str, Any]) -> None:
         )
 
 
+def _checked_section(section: str) -> dict[str, Any]:
+    check_keys()
+    options = {}
+    for name, value in _section(section).items():
+        try:
+            options[name] = checked_option(name, value)
+        except AttachError as error:
+            raise AttachError(f"configuration {_key(section, name)}: {error}") from None
+    return options
+
+
 def _section(section: str) -> dict[str, Any]:
     return {
         name.replace("-", "_"): dask.config.get(_key(section, name), default)
@@ -115,6 +132,16 @@ def _switch(name: str, value: Any) -> bool:
     return bool(value)
 
 
+def _true_or_false(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise AttachError(f"{name}={value!r} is not known; use true or false")
+    return value
+
+
+def _level(name: str, value: Any) -> str:
+    return _one_of(LEVELS, f"one of {', '.join(LEVELS)}")(name, str(value).lower())
+
+
 def _one_of(choices: tuple[str, ...], listing: str) -> Callable[[str, Any], str]:
     def check(name: str, value: Any) -> str:
         if value not in choices:
@@ -139,4 +166,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "host_bytes": _size,
     "load_bandwidth": _size,
     "device": _device,
+    "json": _true_or_false,
+    "level": _level,
+    "enabled": _true_or_false,
 }

@@ -8,6 +8,7 @@ from typing import Any
 
 from distributed import WorkerPlugin
 
+from st2i_dask import logs
 from st2i_dask.config import worker_options
 from st2i_dask.errors import AttachError
 from st2i_dask.invocation import WORKER_PLUGIN
@@ -101,6 +102,7 @@ class ServingPlugin(WorkerPlugin):
                 f"worker {worker.address} has st2i_dask {here}, the client {self.expected}; "
                 "install the same version on both"
             )
+        logs.set_up()
         options = worker_options()
         options.update(
             {name: value for name in options if (value := getattr(self, name)) is not None}
@@ -179,6 +181,8 @@ class ServingPlugin(WorkerPlugin):
     def transition(self, key: Any, start: str, finish: str, **message: Any) -> None:
         if self.orchestrators is not None:
             self.orchestrators.transitioned(key, finish)
+        if self.runner is not None:
+            self.runner.log.transitioned(key, start, finish)
 
     def _models(self) -> list[dict[str, Any]]:
         """RPC `st2i_models`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from typing import Protocol
@@ -14,6 +15,8 @@ from .residency import Residency
 from .skeletons import ModelWeights
 from .weight_books import Evict, Instructions, Load, Region
 from .weight_cache import WeightCache
+
+logger = logging.getLogger(__name__)
 
 #: Share of an arena that weights leave to tensors from the start.
 TENSOR_SHARE = 0.25
@@ -87,6 +90,7 @@ class ResidentLayers:
                 continue  # forgotten while an earlier instruction was carried out
             if isinstance(instruction, Evict):
                 self._residency.evicted(weights, instruction.layer)
+                _log("evicted", weights, instruction.layer)
                 if weights.table is None:
                     self._listener.held_evicted(weights)
                     continue
@@ -143,6 +147,7 @@ class ResidentLayers:
             weights.table.bind(load.layer, views)
             self._buffers[load.weights, load.layer] = buffer
             self._residency.loaded(weights, load.layer, seconds)
+            _log("loaded", weights, load.layer)
             self.do(self._cache.loaded(load.weights, load.layer, time.monotonic()))
             self._listener.load_over()
             self._changed.notify_all()
@@ -209,3 +214,9 @@ class ResidentLayers:
             for layer, there in enumerate(self._cache.resident(weights.id)):
                 assert there == weights.table.is_bound(layer)
                 assert there == ((weights.id, layer) in self._buffers)
+
+
+def _log(what: str, weights: ModelWeights, layer: int) -> None:
+    if logger.isEnabledFor(logging.DEBUG):
+        fields = {"weights": weights.id, "layer": layer, "nbytes": weights.sizes[layer]}
+        logger.debug("layer %d of %s %s", layer, weights.id, what, extra=fields)

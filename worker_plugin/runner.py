@@ -23,6 +23,7 @@ from distributed.worker_state_machine import FreeKeysEvent, UpdateDataEvent
 
 from st2i_dask.errors import OutputError, ProducerLostError
 from st2i_dask.invocation import BoundTask, Call
+from st2i_dask.logs import about
 from st2i_dask.messages import quicken, restore
 from st2i_dask.request import ANNOTATION
 
@@ -30,6 +31,7 @@ from .callback_pulls import CallbackPulls
 from .executor import Executor, Seconds
 from .messages import RidingSend
 from .streams import OutputBoard
+from .task_log import TaskLog
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +54,7 @@ class StepRunner:
         self._worker = worker
         self._executor = executor
         self._pulls = pulls
+        self.log = TaskLog(worker)
         self._yielding: set[str] = set()
         self._watched: set[str] = set()  # taken back; the scheduler waits to hear of their end
         self._ahead: OrderedDict[str, list[str]] = OrderedDict()  # kept by the last few runs
@@ -64,7 +67,8 @@ class StepRunner:
         with self._executor.in_use() as may_run:
             if not may_run:
                 raise Reschedule  # the worker was attached anew: to its new executor
-            return self._run(calls, values)
+            with about(self.log.fields(thread_state.key)):
+                return self._run(calls, values)
 
     def _run(self, calls: Sequence[Call], values: dict[str, Any]) -> Any:
         key = thread_state.key

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from PIL import Image
@@ -36,6 +36,8 @@ class InputImage:
     max_bytes: limit on what travels with a request, through the scheduler.
     """
 
+    #: Tells the command line that a path will do.
+    takes_pictures: ClassVar[bool] = True
     max_bytes: int = 64 * 2**20
 
     def check(self, name: str, value: Any, values: Mapping[str, Any] = NOTHING) -> None:
@@ -88,6 +90,7 @@ class InputImage:
 class InputImages:
     """Rule: a list of RGB images, `least` to `most` of them; one may come without a list."""
 
+    takes_pictures: ClassVar[bool] = True
     least: int
     most: int
     max_bytes: int = 64 * 2**20
@@ -122,6 +125,7 @@ class MaskImage:
     size: gives (width, height) of the result from all parameters; None: they are parameters.
     """
 
+    takes_pictures: ClassVar[bool] = True
     max_bytes: int = 64 * 2**20
     size: Callable[[Mapping[str, Any]], tuple[int, int]] | None = None
 

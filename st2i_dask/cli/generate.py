@@ -16,6 +16,7 @@ from .clusters import own_cluster, quiet_logs, running_cluster
 from .folder import MANIFEST, OutputFolder, checked_image
 from .interrupts import Interrupts
 from .jobs import Job, Plan, make_plan
+from .loading import load_options
 from .options import checked, parameter_values, parse_assignments
 from .prompts import MAX_IMAGES, Failure, Wanted, read_prompts
 from .runner import Outcome, lost_connection, run_jobs
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     metavar="NAME",
     help="A packaged model (shapes), a Diffusers folder, a hub id, or FILE.py:WORKFLOW.",
 )
+@load_options
 @click.option("--prompt", "texts", multiple=True, metavar="TEXT", help="A prompt; repeatable.")
 @click.option(
     "--prompts",
@@ -60,7 +62,7 @@ if TYPE_CHECKING:
     "assignments",
     multiple=True,
     metavar="NAME=VALUE",
-    help="Any other parameter of the workflow; repeatable.",
+    help="Any other parameter of the workflow; of a picture its file. Repeatable.",
 )
 @click.option("--tenant", default=DEFAULT_TENANT, show_default=True, help="Who is charged.")
 @click.option("--scheduler", metavar="ADDRESS", help="A running cluster, tcp://HOST:PORT.")
@@ -90,6 +92,7 @@ def generate(
     scheduler: str | None,
     workers: int,
     out: str,
+    loaded: dict[str, Any],
 ) -> None:
     """Make images from prompts.
 
@@ -101,7 +104,7 @@ def generate(
         raise click.UsageError("give the prompts either by --prompt or by --prompts FILE")
     check_tenant(tenant)
     quiet_logs()
-    workflow = find_workflow(source)
+    workflow = find_workflow(source, **loaded)
     written = {"seed": seed, "steps": steps, "size": size}
     common = _common_values(
         workflow, {k: v for k, v in written.items() if v is not None}, assignments

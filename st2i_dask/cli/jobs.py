@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ParameterError
 from ..tenants import check_tenant
-from .naming import image_name
+from .naming import described, image_name
+from .pictures import with_pictures
 from .prompts import Failure, Wanted
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ class Job:
     where: str  # for messages
     tenant: str
     values: dict[str, Any]  # as submitted
-    parameters: dict[str, Any]  # all of them, checked, defaults included
+    parameters: dict[str, Any]  # all of them, checked, defaults included; of pictures a digest
     version: str  # of the workflow with these parameters
 
     @property
@@ -85,7 +86,8 @@ def _expand(workflow: Workflow, want: Wanted, plan: Plan) -> list[Job]:
         for offset in range(want.images):
             if offset:
                 values = {**want.values, "seed": jobs[0].parameters["seed"] + offset}
-            composed, _, parameters = workflow.bind(**values)
+            composed, _, bound = workflow.bind(**with_pictures(workflow, values))
+            parameters = described(bound)
             if want.images > 1 and type(parameters.get("seed")) is not int:
                 raise ParameterError(
                     f"{want.images} images of one prompt differ in their seed, but workflow "

@@ -32,6 +32,20 @@ def image_name(workflow: str, parameters: Mapping[str, Any]) -> str:
     return "-".join(parts) + ".png"
 
 
+def described(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters with a digest of their pixels in place of pictures."""
+    return {name: _described(value) for name, value in parameters.items()}
+
+
+def _described(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_described(each) for each in value]
+    if not (hasattr(value, "tobytes") and hasattr(value, "dtype")):
+        return value
+    digest = hashlib.sha256(f"{value.dtype} {value.shape}".encode() + value.tobytes())
+    return f"sha256:{digest.hexdigest()[:16]}"
+
+
 def slug(text: str) -> str:
     """Letters and digits of any script in lower case, joined by '-'; cut between words.
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
 
 from ..errors import ParameterError
+from .pictures import with_pictures
 
 if TYPE_CHECKING:
     from ..parameters import Parameter
@@ -80,13 +81,15 @@ def checked(workflow: Workflow, values: Mapping[str, Any]) -> dict[str, Any]:
     """
     found = {parameter.name: parameter for parameter in workflow.parameters}
     try:
-        made = {name: found[name].check(value) for name, value in values.items()}
+        opened = with_pictures(workflow, values)
+        made = {name: found[name].check(value) for name, value in opened.items()}
         defaults = {name: p.default for name, p in found.items() if not p.required}
         for name, value in made.items():
             found[name].check_rules(value, {**defaults, **made})
     except ParameterError as error:
         raise ParameterError(f"workflow {workflow.name!r}: {error}") from None
-    return made
+    # Of a picture its file, which takes no memory.
+    return {name: v if opened[name] is values[name] else values[name] for name, v in made.items()}
 
 
 def convert(parameter: Parameter, text: str) -> Any:

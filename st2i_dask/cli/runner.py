@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import AttachError, LimitError, St2iError
 from .interrupts import Interrupts
 from .jobs import Job
+from .pictures import with_pictures
 from .prompts import Failure
 
 if TYPE_CHECKING:
@@ -177,7 +178,8 @@ class _Run:
         made = []
         for job in jobs:
             try:
-                made.append((job, self.workflow.request(job.tenant, **job.values)))
+                values = with_pictures(self.workflow, job.values)
+                made.append((job, self.workflow.request(job.tenant, **values)))
             except St2iError as error:
                 self._end(job, str(error))
         return made

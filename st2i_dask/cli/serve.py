@@ -11,12 +11,13 @@ import re
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..errors import AttachError, ParameterError
 from .clusters import CONNECT_SECONDS, dashboard, own_cluster, quiet_logs, running_cluster
+from .loading import load_options
 
 if TYPE_CHECKING:
     from ..serve.keys import KeyRing
@@ -33,6 +34,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,99}")
     help="A model to serve: a packaged model, a Diffusers folder, a hub id, or FILE.py:WORKFLOW. "
     "Repeatable; the first is the default. NAME is what clients call it.  [default: shapes]",
 )
+@load_options
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", default=8000, show_default=True, type=click.IntRange(0, 65535))
 @click.option(
@@ -105,6 +107,7 @@ def serve(
     ssl_cert: str | None,
     ssl_key: str | None,
     verbose: bool,
+    loaded: dict[str, Any],
 ) -> None:
     """Serve the OpenAI images API.
 
@@ -134,9 +137,14 @@ def serve(
     from ..serve.server import application, server
 
     models = Models(workflow_root, dict(_named(text, "--lora") for text in loras))
+    if loaded and len(sources) > 1:
+        raise ParameterError(
+            f"{', '.join(loaded)} can be given for one --model, not for {len(sources)}; load them with "
+            "st2i.load in a file and serve FILE.py:WORKFLOW"
+        )
     for source in sources or ("shapes",):
         name, source = _named(source, "--model")
-        models.add(name, source)
+        models.add(name, source, **loaded)
     limits = Limits(open_images=max_open, request_s=max_seconds)
     with contextlib.ExitStack() as stack:
         client = stack.enter_context(

@@ -6,14 +6,23 @@ import sys
 import traceback
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from typing import Any
 
 from ..errors import LoadError, St2iError
 from ..workflow import Workflow, workflows
 
 
-def find_workflow(text: str) -> Workflow:
-    """The workflow that the text names. LoadError says what was looked for."""
+def find_workflow(text: str, **loaded: Any) -> Workflow:
+    """The workflow that the text names. LoadError says what was looked for.
+
+    loaded: arguments of `st2i.load`, for what is no file.
+    """
     file, colon, name = text.rpartition(":")
+    if loaded and (file if colon else text).endswith(".py"):
+        raise LoadError(
+            f"{text!r} is a file, which loads its workflow itself: {', '.join(loaded)} cannot be given "
+            "to it; call st2i.load with them there"
+        )
     if colon and file.endswith(".py"):
         return _from_file(Path(file), name)
     if text.endswith(".py"):
@@ -23,8 +32,8 @@ def find_workflow(text: str) -> Workflow:
 
     if text not in PACKAGED and Path(text).is_dir():
         # Workers have their own working directory.
-        return load(Path(text).resolve())
-    return load(text)
+        return load(Path(text).resolve(), **loaded)
+    return load(text, **loaded)
 
 
 def _from_file(path: Path, name: str | None) -> Workflow:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ..cli.sources import find_workflow
 from ..errors import LoadError, St2iError
@@ -20,13 +21,14 @@ MOST = 1_000
 @dataclass
 class Model:
     """name: what clients say. source: what `find_workflow` takes. tasks: workflows by task, as they
-    were loaded; "" is what the source itself does."""
+    were loaded; "" is what the source itself does. loaded: arguments of `st2i.load`."""
 
     name: str
     source: str
     workflow: Workflow
     created: int = field(default_factory=lambda: int(time.time()))
     tasks: dict[str, Workflow] = field(default_factory=dict)
+    loaded: dict[str, Any] = field(default_factory=dict)
 
 
 class Models:
@@ -44,10 +46,13 @@ class Models:
     def __iter__(self) -> Iterator[Model]:
         return iter(tuple(self._models.values()))
 
-    def add(self, name: str, source: str) -> Model:
-        """Load and add one; the operator's own words. LoadError if it cannot be loaded."""
+    def add(self, name: str, source: str, **loaded: Any) -> Model:
+        """Load and add one; the operator's own words. LoadError if it cannot be loaded.
+
+        loaded: arguments of `st2i.load`.
+        """
         with self._lock:
-            model = Model(name, source, find_workflow(source))
+            model = Model(name, source, find_workflow(source, **loaded), loaded=loaded)
             self._models[name] = model
             return model
 
@@ -100,7 +105,7 @@ class Models:
                 try:
                     if ".py" in model.source:
                         raise LoadError("its file has another workflow")
-                    model.tasks[task] = load(model.source, task=task)
+                    model.tasks[task] = load(model.source, **{**model.loaded, "task": task})
                 except (LoadError, TypeError) as error:
                     raise ApiError(
                         400,

@@ -8,7 +8,7 @@ import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -46,6 +46,7 @@ class SizedImages:
     """Rule: a list of `count` images as `image` allows them, all of one size once rounded down to
     multiples of `multiple` pixels, unless height and width are given."""
 
+    takes_pictures: ClassVar[bool] = True
     count: int
     image: SizedImage
     multiple: int

@@ -84,6 +84,8 @@ class BoundTask:
     ):
         self.digest = packed.plan.digest
         self.model_fn, self.plan = unpack(packed)
+        #: What runs the model: `execute`, or something that has others run it too.
+        self.execute: Callable[..., Any] = self.model_fn.execute
         self.about = about  # the result's metadata; None unless this is the final task
         self._parameters = parameters
         self._open_stream = open_stream
@@ -133,7 +135,7 @@ class BoundTask:
                 inputs.update((n, substitute(tree, value)) for n, tree in node.inputs.items())
                 self._wrap_callbacks(inputs)
                 with streaming(partial(self._sink, node.index)) as streams:
-                    result = self.model_fn.execute(components, **inputs)
+                    result = self.execute(components, **inputs)
                 self._check_outputs(result)
                 self._check_streams(streams, result)
             made[node.index] = result

@@ -111,13 +111,20 @@ class BoardReader:
 
     def wait(self, entries: int, check: Callable[[], None], timeout_s: float) -> None:
         """Until so many were written. check: raises at news that they will not be; asked ten times a
-        second. TimeoutError: not in that time."""
-        heap, deadline = self._store.arena.heap, time.monotonic() + timeout_s
-        address = self._address
-        while heap.wait(address.heap, address.word, entries, SLICE_SECONDS) is None:
+        second. TimeoutError: not in that time. BoardLost."""
+        deadline = time.monotonic() + timeout_s
+        while not self._has(entries):
             check()
             if time.monotonic() > deadline:
                 raise TimeoutError
+
+    def _has(self, entries: int) -> bool:
+        """Waits a little for it."""
+        address, heap = self._address, self._store.arena.heap
+        try:
+            return heap.wait(address.heap, address.word, entries, SLICE_SECONDS) is not None
+        except ValueError as error:  # a free word of this process's own heap
+            raise BoardLost("its board is not there any more") from error
 
     def read(self, place: int) -> TaskOutputs | None:
         """The entry, with its tensors pulled; None: it must be asked for. BoardLost."""

@@ -7,13 +7,15 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 from st2i_dask.errors import LoadError, NotFiniteError
 from st2i_dask.image import finish
 from st2i_dask.invocation import BoundTask
+from st2i_dask.model_fn import ModelFn
 from st2i_dask.outputs import TaskOutputs, is_tensor, map_values
 
 from .lease import Lease
@@ -78,21 +80,29 @@ class Executor:
         if last:
             self.models.close()
 
-    def run(self, task: BoundTask, request: str = "", bucket: str = "") -> tuple[Any, Seconds]:
+    def run(
+        self,
+        task: BoundTask,
+        request: str = "",
+        bucket: str = "",
+        together: Callable[..., Any] | None = None,
+    ) -> tuple[Any, Seconds]:
         """The task's result (TaskOutputs, or the workflow's result) and what it took.
 
-        request: which one the task belongs to. bucket: of the shapes that it computes.
+        request: which one the task belongs to. bucket: of the shapes that it computes. together: runs
+        the model in a gang (`Leader.execute`).
         """
         with self.models.lease(
             task.model_fn, workflow=task.plan.workflow, request=request, bucket=bucket
         ) as lease:
             start = time.perf_counter()
             versions = _same_weights(task, lease.version)
+            if together is not None:
+                task.execute = partial(together, lease.version, task.execute)
             if self.device != "cpu":
-                task.imports = map_values(task.imports, is_tensor, self._to_device)
+                task.imports = self.on_device(task.imports)
                 task.callbacks = {
-                    ref: future.then(lambda value: map_values(value, is_tensor, self._to_device))
-                    for ref, future in task.callbacks.items()
+                    ref: future.then(self.on_device) for ref, future in task.callbacks.items()
                 }
             here, stalled = time.perf_counter(), lease.load_s
             with _no_grad():
@@ -109,6 +119,22 @@ class Executor:
                 self._check_sendable(task, result)
             transfer_s = here - start + time.perf_counter() - done
         return result, Seconds(lease.load_s, done - here - stalled, transfer_s)
+
+    @contextmanager
+    def helping(self, model_fn: ModelFn, **names: str) -> Iterator[Lease]:
+        """The model for a part in another worker's invocations, in this thread. names: see
+        `WeightStore.lease`. LoadError also where the executor is closing."""
+        with self.in_use() as may_run:
+            if not may_run:
+                raise LoadError("this worker is attached anew, or closes")
+            with self.models.lease(model_fn, **names) as lease, _no_grad():
+                yield lease
+
+    def on_device(self, values: Any) -> Any:
+        """The tree of values with its tensors on the device."""
+        if self.device == "cpu":
+            return values
+        return map_values(values, is_tensor, self._to_device)
 
     def _evaluated(self, task: BoundTask, lease: Lease) -> Any:
         """The result. NotFiniteError, naming where it began, for one of the workflow with NaN in it."""

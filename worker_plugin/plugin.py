@@ -22,6 +22,7 @@ from .content import ContentIds
 from .digests import DigestStore
 from .exchange import Exchange
 from .executor import Executor
+from .gangs import Gangs
 from .heaps import WorkerHeap
 from .holdings import holdings
 from .metrics import WorkerCollector
@@ -80,13 +81,14 @@ class ServingPlugin(WorkerPlugin):
         self.store: TensorStore | None = None
         self.exchange: Exchange | None = None
         self.pulls: CallbackPulls | None = None
+        self.gangs: Gangs | None = None
         self.orchestrators: Orchestrators | None = None
         self.checkup: Checkup | None = None
         self.metrics: MetricsPage | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         on_worker = ("heap", "executor", "runner", "store", "exchange", "pulls", "orchestrators")
-        on_worker += ("checkup", "metrics")
+        on_worker += ("gangs", "checkup", "metrics")
         return {**self.__dict__, **dict.fromkeys(on_worker)}
 
     async def setup(self, worker: Any) -> None:
@@ -138,7 +140,9 @@ class ServingPlugin(WorkerPlugin):
         self.exchange.start()
         self.pulls = CallbackPulls(worker, self.store, self.exchange)
         self.pulls.start()
-        self.runner = StepRunner(worker, self.executor, self.pulls)
+        self.gangs = Gangs(worker, self.executor, self.exchange, self._announce)
+        self.gangs.start()
+        self.runner = StepRunner(worker, self.executor, self.pulls, self.gangs)
         self.runner.start()
         self.runner.announce()
         self.orchestrators = Orchestrators(worker, self.executor)
@@ -159,6 +163,7 @@ class ServingPlugin(WorkerPlugin):
             return
         assert self.exchange is not None
         assert self.pulls is not None
+        assert self.gangs is not None
         assert self.store is not None
         assert self.heap is not None
         assert self.orchestrators is not None
@@ -168,6 +173,7 @@ class ServingPlugin(WorkerPlugin):
         self.checkup.stop()
         self.orchestrators.close()
         self.runner.stop()
+        self.gangs.stop()
         self.pulls.stop()
         self.exchange.stop()
         for name in ("st2i_models", "st2i_holdings"):
@@ -176,13 +182,17 @@ class ServingPlugin(WorkerPlugin):
         self.heap.leave()
         self.store.arena.heap.close()
         self.heap = self.executor = self.runner = self.pulls = self.exchange = self.store = None
-        self.orchestrators = self.checkup = self.metrics = None
+        self.orchestrators = self.checkup = self.metrics = self.gangs = None
 
     def transition(self, key: Any, start: str, finish: str, **message: Any) -> None:
         if self.orchestrators is not None:
             self.orchestrators.transitioned(key, finish)
         if self.runner is not None:
             self.runner.log.transitioned(key, start, finish)
+
+    def _announce(self) -> None:
+        if self.runner is not None:
+            self.runner.announce()
 
     def _models(self) -> list[dict[str, Any]]:
         """RPC `st2i_models`."""

@@ -12,7 +12,7 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any
 
@@ -29,6 +29,8 @@ from st2i_dask.request import ANNOTATION
 
 from .callback_pulls import CallbackPulls
 from .executor import Executor, Seconds
+from .gang_leader import Leader
+from .gangs import Gangs
 from .messages import RidingSend
 from .streams import OutputBoard
 from .task_log import TaskLog
@@ -50,10 +52,11 @@ _AHEAD_KEPT = 16
 class StepRunner:
     """One per worker. `run` is called from task threads, the other methods from the event loop."""
 
-    def __init__(self, worker: Any, executor: Executor, pulls: CallbackPulls):
+    def __init__(self, worker: Any, executor: Executor, pulls: CallbackPulls, gangs: Gangs):
         self._worker = worker
         self._executor = executor
         self._pulls = pulls
+        self._gangs = gangs
         self.log = TaskLog(worker)
         self._yielding: set[str] = set()
         self._watched: set[str] = set()  # taken back; the scheduler waits to hear of their end
@@ -74,6 +77,9 @@ class StepRunner:
         key = thread_state.key
         total = Seconds()
         done: list[Any] = []
+        request, bucket, members = self._belongs(key)
+        gang = ExitStack()
+        leader: Leader | None = None
         try:
             for call in calls:
                 if done and (key in self._yielding or self._unwanted(key)):
@@ -88,7 +94,13 @@ class StepRunner:
                         [self._pulls.producer(key, producer) for producer in call.callbacks],
                         partial(self._pulls.boards.open, call.key or key, boards),
                     )
-                    result, seconds = self._executor.run(task, *self._belongs(key))
+                    if members and leader is None:
+                        names = {"workflow": task.plan.workflow, "request": request}
+                        # It computes less than the same shapes alone.
+                        names["bucket"] = bucket = f"{bucket}/{1 + len(members)}"
+                        leader = gang.enter_context(self._gangs.lead(members, task.model_fn, names))
+                    together = leader.execute if leader is not None else None
+                    result, seconds = self._executor.run(task, request, bucket, together)
                     if boards:
                         result.held = boards
                 except ProducerLostError as error:
@@ -110,19 +122,24 @@ class StepRunner:
                 values[call.key] = result
                 done.append(result)
         finally:
+            gang.close()
             self._yielding.discard(key)
             ahead = {c.key: r for c, r in zip(calls[1:], done[1:], strict=False)}
             self._worker.loop.add_callback(self._over, key, total, ahead)
-        self._report(key, total, ahead)
+        served = len(leader.served) if leader is not None else None
+        self._report(key, total, ahead, served)
         return done[0]
 
-    def _belongs(self, key: str) -> tuple[str, str]:
-        """Request and shape bucket of a running task; empty where nobody said."""
+    def _belongs(self, key: str) -> tuple[str, str, list[str]]:
+        """Request, shape bucket and the members of its gang of a running task; empty where nobody
+        said."""
         task = self._worker.state.tasks.get(key)
         annotation = ((task.annotations if task is not None else None) or {}).get(ANNOTATION)
         if not isinstance(annotation, dict):
-            return "", ""
-        return str(annotation.get("request", "")), str(annotation.get("bucket", ""))
+            return "", "", []
+        members = dict.fromkeys(map(str, annotation.get("members") or ()))
+        members.pop(self._worker.address, None)
+        return str(annotation.get("request", "")), str(annotation.get("bucket", "")), list(members)
 
     def _collect_soon(self) -> None:
         """Free what the frames of an error refer to: tensors, in cycles through Dask's own frames.
@@ -217,12 +234,17 @@ class StepRunner:
         models = self._executor.models
         return {"missing": models.missing(), "free_bytes": models.free_bytes()}
 
-    def _report(self, key: str, seconds: Seconds, ahead: dict[str, Any]) -> None:
-        """Put what was measured on the completion message of the running task."""
+    def _report(
+        self, key: str, seconds: Seconds, ahead: dict[str, Any], members: int | None
+    ) -> None:
+        """Put what was measured on the completion message of the running task. members: of its gang
+        that served; None: it had none."""
         task = self._worker.state.tasks.get(key)
         if task is None:
             return
         report: dict[str, Any] = seconds._asdict()
+        if members is not None:
+            report["members"] = members
         if ahead:
             report["ahead"] = {name: value.__sizeof__() for name, value in ahead.items()}
         with self._lock:

@@ -77,7 +77,7 @@ class FakeExecutor:
     def in_use(self):
         yield not self.closing
 
-    def run(self, task, request, bucket):
+    def run(self, task, request, bucket, together):
         self.belongs = request, bucket
         number, self.number = self.number, self.number + 1
         self.before(number)
@@ -107,7 +107,7 @@ def runner(worker, executor):
     pulls = SimpleNamespace(
         producer=None, boards=SimpleNamespace(open=lambda *of: None), over=lambda consumer: None
     )
-    return StepRunner(worker, executor, pulls)
+    return StepRunner(worker, executor, pulls, gangs=None)
 
 
 def calls(n):

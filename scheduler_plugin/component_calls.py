@@ -84,6 +84,10 @@ class ComponentCalls:
         """Requests of the tenant that have made no call yet: they count for its cap."""
         return sum(o.tenant == tenant and not o.calls for o in self._owners.values())
 
+    def owner_of(self, call: str) -> str | None:
+        """The orchestrator that makes that call; None for any other task."""
+        return self._owner_of.get(call)
+
     # -- RPC, from workers -------------------------------------------------------------------------
 
     def orchestrates(self, owner: str, worker: str) -> dict[str, Any] | None:

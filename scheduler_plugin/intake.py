@@ -96,6 +96,13 @@ class Intake:
         at = self._at[self.entries[key].request]
         return [at[position] for position in positions]
 
+    def annotation(self, request: str) -> dict[str, Any]:
+        """What its client has written on the task of its first position."""
+        annotation: dict[str, Any] = self._scheduler.tasks[self._at[request][0]].annotations[
+            ANNOTATION
+        ]
+        return annotation
+
     def _request(self, name: str, tasks: list[tuple[Any, dict[str, Any]]]) -> NewRequest:
         if name in self._keys:
             raise ValueError(f"request {_short(name)} exists already")

@@ -12,7 +12,7 @@ from typing import Any
 from distributed import SchedulerPlugin
 
 from st2i_dask import logs
-from st2i_dask.config import scheduler_settings
+from st2i_dask.config import scheduler_settings, trace_options
 from st2i_dask.errors import AttachError, PolicyError, St2iError
 from st2i_dask.messages import quicken, restore
 from st2i_dask.metrics_page import MetricsPage
@@ -65,6 +65,7 @@ class ServingSchedulerPlugin(SchedulerPlugin):
         self.counts = Counts()
         self.bridge.journal.watch(self.counts)
         self.bridge.journal.watch(RequestLog())
+        self._start_traces()
         collector = SchedulerCollector(self.policy, self.counts, self.usage)
         self.metrics = MetricsPage(scheduler, collector)
         self.metrics.open()
@@ -92,11 +93,23 @@ class ServingSchedulerPlugin(SchedulerPlugin):
         self.metrics.close()
         self.calls.stop()
         self.bridge.stop()
+        if self.traces is not None:
+            self.traces.close()
         self.worlds.stop()
         for name in self._handlers:
             self.scheduler.handlers.pop(name, None)
         for stream in self.scheduler.stream_comms.values():
             restore(stream)
+
+    def _start_traces(self) -> None:
+        self.traces: Any = None
+        if trace_options()["enabled"]:
+            from .tracing import RequestTraces  # and with it OpenTelemetry
+
+            self.traces = RequestTraces(
+                self.bridge.intake.annotation, lambda request: self.calls.owner_of(request)
+            )
+            self.bridge.journal.watch(self.traces)
 
     # -- hooks -------------------------------------------------------------------------------------
 
@@ -111,6 +124,8 @@ class ServingSchedulerPlugin(SchedulerPlugin):
     def update_graph(
         self, scheduler: Any, *, tasks: list[Any], stimulus_id: str, **kwargs: Any
     ) -> None:
+        if self.traces is not None:
+            self.traces.tasks_submitted(map(scheduler.tasks.__getitem__, tasks))
         self.calls.submitted(tasks)
         self.bridge.submitted(tasks, stimulus_id)
 
@@ -123,6 +138,8 @@ class ServingSchedulerPlugin(SchedulerPlugin):
             self.board.ended(key, finish, (kwargs.get("metadata") or {}).get(ANNOTATION))
         self.bridge.transitioned(key, start, finish, stimulus_id, kwargs)
         self.calls.transitioned(key, finish)
+        if self.traces is not None and finish in ("memory", "erred", "forgotten"):
+            self.traces.task_over(key, finish)
 
     def _account(self, key: Any, message: dict[str, Any]) -> None:
         report = (message.get("metadata") or {}).get(ANNOTATION)

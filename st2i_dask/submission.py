@@ -10,6 +10,7 @@ import dask
 
 from .errors import LimitError
 from .request import ANNOTATION, Request, RequestGraph
+from .trace_context import current_context
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -37,11 +38,14 @@ def send(client: Client, requests: Sequence[Request], also: Sequence[str] = ()) 
     """
     tasks = RequestGraph()
     annotations: dict[str, dict[str, Any]] = {}
+    context = current_context()
     for number, request in enumerate(requests):
         tasks.update(request.tasks)
         # Dask keeps no order within a message: the first request goes first because it says so.
         for key, annotation in request.annotations.items():
             annotations[key] = {**annotation, "number": number}
+            if context and annotation["position"] == 0:
+                annotations[key]["trace"] = context
     # The scheduler calls an annotation's value with each key.
     with dask.annotate(**{ANNOTATION: annotations.get}):
         futures: list[Future] = client.get(tasks, [*(r.key for r in requests), *also], sync=False)

@@ -19,6 +19,7 @@ from ..errors import LimitError, ParameterError
 from ..outputs import is_tensor
 from ..parameters import SEED_RANGE
 from ..tenants import DEFAULT_TENANT, check_tenant
+from ..trace_context import current_context
 from .orchestration import ORCHESTRATION, orchestrate
 from .pipeline_request import PipelineRequest
 from .shell import PipelineSource
@@ -159,10 +160,11 @@ class PipelineWorkflow:
         label = "".join(c if c.isalnum() or c in "._@" else "_" for c in f"pipeline@{self.name}")
         tasks: dict[str, Task] = {}
         annotations: dict[str, dict[str, Any]] = {}
+        context = {"trace": found} if (found := current_context()) else {}
         for tenant, data in requests:
             key = f"{label}-{secrets.token_hex(8)}"
             tasks[key] = Task(key, orchestrate, key, data)
-            annotations[key] = {"tenant": tenant, "workflow": self.name}
+            annotations[key] = {"tenant": tenant, "workflow": self.name, **context}
         # The scheduler calls an annotation's value with each key.
         with dask.annotate(**{ORCHESTRATION: annotations.get}):
             futures: list[Future] = client.get(tasks, list(tasks), sync=False)

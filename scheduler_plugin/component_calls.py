@@ -11,11 +11,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
 from st2i_dask.pipelines.orchestration import ORCHESTRATION
+from st2i_dask.request import request_id
 from st2i_dask.tenants import check_tenant
 
 from .bridge import Bridge
@@ -83,6 +84,18 @@ class ComponentCalls:
     def waiting(self, tenant: str) -> int:
         """Requests of the tenant that have made no call yet: they count for its cap."""
         return sum(o.tenant == tenant and not o.calls for o in self._owners.values())
+
+    def owners(self, requests: Collection[str]) -> dict[str, str]:
+        """Of these requests those that an orchestrator makes, and its key."""
+        if not requests:
+            return {}
+        by_name = {request_id(owner): owner for owner in self._owners}
+        return {name: by_name[name] for name in requests if name in by_name}
+
+    def count(self, owner: str) -> tuple[int, list[str]]:
+        """Of a request's calls, how many are done, and which are not."""
+        under_way = [key for key in self._owners[owner].calls if self._state(key) is None]
+        return len(self._owners[owner].calls) - len(under_way), under_way
 
     def owner_of(self, call: str) -> str | None:
         """The orchestrator that makes that call; None for any other task."""

@@ -35,6 +35,7 @@ from .progress import progress
 from .rules import Multiple, OneOf, Prompt, Range
 from .stream import stream
 from .trace import later
+from .updates import Update, updates
 from .workflow import Workflow, workflow, workflows
 
 __version__ = _version("st2i_dask")
@@ -58,6 +59,7 @@ __all__ = [
     "RegistrationError",
     "St2iError",
     "Static",
+    "Update",
     "Workflow",
     "attach",
     "data_plane",
@@ -77,6 +79,7 @@ __all__ = [
     "stream",
     "tenants",
     "to_image",
+    "updates",
     "workflow",
     "workflows",
 ]

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from .errors import ParameterError
 from .outputs import TaskOutputs
+from .request import request_id
 
 if TYPE_CHECKING:
     from distributed import Future
@@ -29,7 +30,7 @@ def fetch(future: Future, position: int | None = None, timeout: float | None = N
 
 def _invocation(future: Future, position: int) -> Future:
     """The future of another task of the same request; from now on its value is kept."""
-    client, request = future.client, str(future.key).rpartition("-")[2]
+    client, request = future.client, request_id(future.key)
     key = client.run_on_scheduler(_key_at, position=position, request=request)
     if key is None:
         raise ParameterError(

@@ -12,6 +12,7 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 from . import _core
+from .display import image_html
 from .errors import NotFiniteError, OutputError
 from .glue import glue
 
@@ -23,8 +24,12 @@ class GeneratedImage(Image.Image):
     """A PIL image with generation metadata. Saving it as PNG writes the metadata as text chunks.
 
     `metadata`: workflow, version, prompt, seed, steps, size, tenant, and the other parameters.
-    Everything else is PIL's: copies and conversions are plain images.
+    In a notebook it shows itself and how it was made. Everything else is PIL's: copies and conversions
+    are plain images.
     """
+
+    # A notebook stores every form that there is: PNG, alone and in the HTML, is enough.
+    _repr_jpeg_ = None
 
     @classmethod
     def of(cls, image: Image.Image, metadata: dict[str, Any]) -> GeneratedImage:
@@ -45,6 +50,10 @@ class GeneratedImage(Image.Image):
         if png and "pnginfo" not in params:
             params["pnginfo"] = text_chunks(self.metadata)
         super().save(fp, format, **params)
+
+    def _repr_html_(self) -> str | None:
+        png = self._repr_png_()
+        return None if png is None else image_html(png, self.metadata)
 
 
 def text_chunks(metadata: dict[str, Any]) -> PngInfo:

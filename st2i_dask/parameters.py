@@ -50,7 +50,7 @@ Maybe = Annotated[T, Kind.MAYBE]
 SEED_RANGE = Range(-(2**63), 2**64 - 1)
 
 # What `request`, `submit` and `map` take themselves.
-RESERVED = frozenset({"self", "client", "prompts", "tenant"})
+RESERVED = frozenset({"self", "client", "prompts", "tenant", "previews"})
 
 # Values that always pickle.
 _PLAIN = (str, int, float, bool, types.NoneType)

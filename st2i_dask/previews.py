@@ -11,14 +11,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..dag import arguments, leaves, substitute
-from ..errors import ComposeError
-from ..glue import glue
-from ..plan import unpack
-from ..request import Request
-from ..symbol import Ref, Symbol
-from ..trace import GlueNode, InvocationNode, Node, Trace, current_trace
-from ..workflow import Workflow
+from .dag import arguments, leaves, substitute
+from .errors import ComposeError, ParameterError
+from .glue import glue
+from .plan import unpack
+from .request import Request
+from .symbol import Ref, Symbol
+from .trace import GlueNode, InvocationNode, Node, Trace, current_trace
+from .workflow import Workflow
+
+#: Previews of one image at most: each costs a run of what makes a picture of latents.
+MOST = 20
 
 
 @dataclass(frozen=True)
@@ -40,8 +43,11 @@ class PreviewTask:
 def previewed(workflow: Workflow, count: int, **values: Any) -> Workflow:
     """The workflow with so many previews, or fewer where it has not so many steps.
 
-    values: its parameters, which decide how many steps there are. ComposeError when no step is repeated.
+    values: its parameters, which decide how many steps there are. ParameterError for a wrong count,
+    ComposeError when no step is repeated.
     """
+    if type(count) is not int or not 1 <= count <= MOST:
+        raise ParameterError(f"previews={count!r}; ask for 1 to {MOST} of them, or 0 for none")
     version = workflow.bind(**values)[0].version
     made = _previewed(workflow, count, version)
     made.bind(**values)  # composes
@@ -126,7 +132,7 @@ def _intermediate(trace: Trace, result: Any, name: str) -> list[_Cut]:
         waiting += leaves(arguments(node))
     raise ComposeError(
         f"workflow {name!r} repeats no step before its picture, so there is nothing to show "
-        "meanwhile; ask without partial_images, or for more steps"
+        "meanwhile; ask for no previews, or for more steps"
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import dask
@@ -15,11 +16,50 @@ from .trace_context import current_context
 if TYPE_CHECKING:
     from distributed import Client, Future
 
+    from .previews import PreviewTask
 
-def submit_requests(client: Client, requests: Sequence[Request]) -> list[Future]:
+
+@dataclass(frozen=True)
+class ShownPreview:
+    """A preview on its way to a client. export: where it is in its task's outputs."""
+
+    future: Future
+    export: int
+
+
+def submit_previewed(client: Client, request: Request, previews: Sequence[PreviewTask]) -> Future:
+    """Submit a request of a previewed workflow; its future holds those of its previews."""
+    future, *others = submit_requests(client, [request], [preview.key for preview in previews])
+    future.st2i_previews = tuple(
+        ShownPreview(other, preview.export) for other, preview in zip(others, previews, strict=True)
+    )
+    client.loop.add_callback(_release_with, future._state, others)
+    return future
+
+
+def previews_of(future: Future) -> Sequence[ShownPreview]:
+    """The previews of a request that was submitted with some, in order."""
+    found: Sequence[ShownPreview] = getattr(future, "st2i_previews", ())
+    return found
+
+
+async def _release_with(state: Any, previews: Sequence[Future]) -> None:
+    """When the request is cancelled or nobody holds it any more, nobody wants its previews either.
+
+    It waits for the future's state: holding the future itself would keep the request.
+    """
+    await state.wait()
+    if state.status == "cancelled":
+        for preview in previews:
+            preview.release()
+
+
+def submit_requests(
+    client: Client, requests: Sequence[Request], also: Sequence[str] = ()
+) -> list[Future]:
     """Submit the graphs in one message; futures in order. Attaches the client if needed.
 
-    LimitError at once when a tenant would be over its cap; nothing is submitted then.
+    also: as for `send`. LimitError at once when a tenant would be over its cap; nothing is submitted then.
     """
     from .cluster import attach
     from .operate import refusals
@@ -28,7 +68,7 @@ def submit_requests(client: Client, requests: Sequence[Request]) -> list[Future]
     refused = refusals(client, Counter(request.tenant for request in requests))
     if refused:
         raise LimitError("; ".join(refused.values()))
-    return send(client, requests)
+    return send(client, requests, also)
 
 
 def send(client: Client, requests: Sequence[Request], also: Sequence[str] = ()) -> list[Future]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle
 
 from .dag import build
+from .display import table_html
 from .errors import ComposeError, ParameterError, RegistrationError
 from .fingerprint import of_dag
 from .fusion import fuse
@@ -52,7 +53,17 @@ class Workflow:
         functools.update_wrapper(self, function)
 
     def __repr__(self) -> str:
-        return f"<workflow {self.name}({', '.join(p.name for p in self.parameters)})>"
+        takes = (p.name if p.required else f"{p.name}={p.default!r}" for p in self.parameters)
+        return f"<workflow {self.name}({', '.join(takes)})>"
+
+    def _repr_html_(self) -> str:
+        rows = [(p.name, p.describe()) for p in self.parameters]
+        return table_html(self.title, ("parameter", "type, default, rule"), rows)
+
+    @property
+    def title(self) -> str:
+        """Its name and, if there is one, its description."""
+        return f"{self.name}: {self.description}" if self.description else self.name
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Inside another workflow: composed in place. Elsewhere a workflow is submitted."""
@@ -140,11 +151,29 @@ class Workflow:
             composed, data, tenant=tenant, about={k: v for k, v in about.items() if v is not None}
         )
 
-    def submit(self, client: Client, *, tenant: str = DEFAULT_TENANT, **parameters: Any) -> Future:
-        """Submit one request for a tenant; returns at once with a Dask future of the result."""
-        from .submission import submit_requests
+    def submit(
+        self,
+        client: Client,
+        *,
+        tenant: str = DEFAULT_TENANT,
+        previews: int = 0,
+        **parameters: Any,
+    ) -> Future:
+        """Submit one request for a tenant; returns at once with a Dask future of the result.
 
-        return submit_requests(client, [self.request(tenant, **parameters)])[0]
+        previews: so many pictures of what it has between its steps, evenly spread, for whoever watches
+            it (`st2i.progress`, `st2i.updates`). Each costs a run of the decoder; the result stays the
+            same. ComposeError for a workflow that repeats no step.
+        """
+        from .submission import submit_previewed, submit_requests
+
+        if not previews:
+            return submit_requests(client, [self.request(tenant, **parameters)])[0]
+        from .previews import preview_tasks, previewed
+
+        shown = previewed(self, previews, **parameters)
+        request = shown.request(tenant, **parameters)
+        return submit_previewed(client, request, preview_tasks(shown, request, **parameters))
 
     def map(
         self,

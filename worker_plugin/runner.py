@@ -61,6 +61,7 @@ class StepRunner:
         self._yielding: set[str] = set()
         self._watched: set[str] = set()  # taken back; the scheduler waits to hear of their end
         self._ahead: OrderedDict[str, list[str]] = OrderedDict()  # kept by the last few runs
+        self._steps: dict[str, int] = {}  # done by what runs now, for those who ask
         self._reported = -1  # version of what is resident, as last told
         self._collecting = False
         self._lock = threading.Lock()
@@ -121,8 +122,10 @@ class StepRunner:
                 total = Seconds(*(a + b for a, b in zip(total, seconds, strict=True)))
                 values[call.key] = result
                 done.append(result)
+                self._steps[key] = len(done)
         finally:
             gang.close()
+            self._steps.pop(key, None)
             self._yielding.discard(key)
             ahead = {c.key: r for c, r in zip(calls[1:], done[1:], strict=False)}
             self._worker.loop.add_callback(self._over, key, total, ahead)
@@ -159,6 +162,14 @@ class StepRunner:
     def start(self) -> None:
         """Listen to the scheduler."""
         self._worker.stream_handlers["st2i_yield"] = self.yield_wanted
+        steps = self._steps
+
+        def answer() -> dict[str, int]:
+            """RPC `st2i_steps`: by key, the steps done by tasks that run."""
+            return dict(steps)
+
+        # Dask keeps handlers in a cache of the process: this one must not keep the arena with it.
+        self._worker.handlers["st2i_steps"] = answer
         quicken(self._worker.batched_stream, RidingSend)
 
     def announce(self) -> None:
@@ -169,6 +180,7 @@ class StepRunner:
 
     def stop(self) -> None:
         self._worker.stream_handlers.pop("st2i_yield", None)
+        self._worker.handlers.pop("st2i_steps", None)
         restore(self._worker.batched_stream)
 
     def yield_wanted(self, key: str, taken_back: bool = False, **message: Any) -> None:

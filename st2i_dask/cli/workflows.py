@@ -47,7 +47,4 @@ def describe(workflow: Workflow) -> str:
         [parameter.name, parameter.kind.value, parameter.describe()]
         for parameter in workflow.parameters
     ]
-    title = workflow.name
-    if workflow.description:
-        title += f": {workflow.description}"
-    return f"{title}\n{table(['parameter', 'kind', 'type, default, rule'], rows)}"
+    return f"{workflow.title}\n{table(['parameter', 'kind', 'type, default, rule'], rows)}"

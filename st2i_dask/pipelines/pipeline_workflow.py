@@ -15,6 +15,7 @@ import cloudpickle
 import dask
 from dask._task_spec import Task
 
+from ..display import table_html
 from ..errors import LimitError, ParameterError
 from ..outputs import is_tensor
 from ..parameters import SEED_RANGE
@@ -56,6 +57,12 @@ class PipelineWorkflow:
 
     def __repr__(self) -> str:
         return f"<workflow {self.name}, a {self.source.pipeline_class[1]}>"
+
+    def _repr_html_(self) -> str:
+        seed = ("seed", "int, default 0")
+        rows = [seed, *((name, _described(p)) for name, p in self.parameters.items())]
+        title = f"{self.name}: a {self.source.pipeline_class[1]}"
+        return table_html(title, ("parameter", "type, default"), rows)
 
     def submit(
         self, client: Client, *, tenant: str = DEFAULT_TENANT, seed: int = 0, **arguments: Any
@@ -169,6 +176,14 @@ class PipelineWorkflow:
         with dask.annotate(**{ORCHESTRATION: annotations.get}):
             futures: list[Future] = client.get(tasks, list(tasks), sync=False)
         return futures
+
+
+def _described(parameter: inspect.Parameter) -> str:
+    kind = inspect.formatannotation(parameter.annotation)
+    parts = [] if parameter.annotation is parameter.empty else [kind]
+    if parameter.default is not parameter.empty:
+        parts.append(f"default {parameter.default!r}")
+    return ", ".join(parts)
 
 
 def _check_value(name: str, value: Any) -> None:

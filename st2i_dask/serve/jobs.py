@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ..request import Request
+from ..request import Request, request_id
 from .limits import Limits
 from .pictures import MEDIA, encode
 from .problems import RETRY_S, ApiError, of_exception, of_lost_scheduler
@@ -144,7 +144,7 @@ class Jobs:
             tenant,
             wanted,
             self._clock(),
-            [request.key.rpartition("-")[2] for request in wanted.requests],
+            [request_id(request.key) for request in wanted.requests],
             [len(request.tasks) for request in wanted.requests],
         )
         self._jobs[job.id] = job
@@ -245,16 +245,13 @@ class Jobs:
                 )
                 job.sent = True
                 count = len(job.names)
-                showing = [
-                    asyncio.create_task(self._show(job, future, preview.export))
-                    for future, preview in zip(futures[count:], shown, strict=True)
-                ]
+                exports = [preview.export for preview in shown]
+                showing = asyncio.create_task(self._show(job, futures[count:], exports))
                 try:
                     images = await _all(futures[:count])
-                    await asyncio.gather(*showing)
+                    await showing
                 finally:
-                    for task in showing:
-                        task.cancel()
+                    showing.cancel()
                 job.sizes = [getattr(image, "size", (0, 0)) for image in images]
                 made = await asyncio.gather(*(self._encode(job, image) for image in images))
                 kind = job.wanted.output_format
@@ -280,15 +277,17 @@ class Jobs:
             job.ended_at = self._clock()
             job.ended.set()
 
-    async def _show(self, job: Job, future: Any, export: int) -> None:
-        """Encode a preview for who watches. One that fails is left out: its request fails or not."""
-        try:
-            outputs = await future
-            preview = outputs.values[export]
-            data = await self._encode(job, preview.image)
-            job.previews.put_nowait((preview.number, data))
-        except (Exception, concurrent.futures.CancelledError) as error:
-            logger.info("no preview of %s: %r", job.id, error)
+    async def _show(self, job: Job, previews: Sequence[Any], exports: Sequence[int]) -> None:
+        """Encode the previews in order for who watches. One that fails is left out: its request fails
+        or not."""
+        for future, export in zip(previews, exports, strict=True):
+            try:
+                outputs = await future
+                preview = outputs.values[export]
+                data = await self._encode(job, preview.image)
+                job.previews.put_nowait((preview.number, data))
+            except (Exception, concurrent.futures.CancelledError) as error:
+                logger.info("no preview of %s: %r", job.id, error)
 
     def _encode(self, job: Job, image: Any) -> asyncio.Future[bytes]:
         wanted = job.wanted

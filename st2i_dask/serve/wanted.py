@@ -11,11 +11,11 @@ from typing import Any
 from dask.tokenize import tokenize
 
 from ..errors import ComposeError, St2iError
+from ..previews import PreviewTask, preview_tasks, previewed
 from ..request import Request
 from ..workflow import Workflow
 from .adapters import adapters
 from .limits import Limits
-from .previews import PreviewTask, preview_tasks, previewed
 from .problems import ApiError, of_exception
 from .schema import EditRequest, GenerationRequest
 

@@ -11,7 +11,7 @@ from st2i_dask.catalogue import tiny
 from st2i_dask.errors import ComposeError
 from st2i_dask.invocation import BoundTask
 from st2i_dask.outputs import TaskOutputs
-from st2i_dask.serve.previews import preview_tasks, previewed
+from st2i_dask.previews import preview_tasks, previewed
 
 ASKED = dict(prompt="a red cube", seed=3, num_steps=4, height=32, width=32)
 

@@ -310,7 +310,7 @@ def test_the_name_description_and_registration(fresh_registry):
     assert portrait in list(fresh_registry)
     assert portrait.description == "A face."
     assert portrait.__name__ == "portrait"
-    assert repr(portrait) == "<workflow portrait(prompt, n)>"
+    assert repr(portrait) == "<workflow portrait(prompt, n=1)>"
     assert fresh_registry.get("nobody") is None
 
 

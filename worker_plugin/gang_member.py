@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from st2i_dask.gang import in_gang
 from st2i_dask.model_fn import ModelFn
 
+from .executor import Executor
 from .gang_line import Line
 from .rings import Circle, GangBroken, Ring, RingAddress
 
@@ -31,9 +32,16 @@ class Member:
     """`run` in a task thread, the others on the event loop."""
 
     def __init__(
-        self, gangs: Gangs, line: Line, model_fn: ModelFn, names: dict[str, str], leader: str
+        self,
+        gangs: Gangs,
+        executor: Executor,
+        line: Line,
+        model_fn: ModelFn,
+        names: dict[str, str],
+        leader: str,
     ):
         self._gangs = gangs
+        self._executor = executor
         self._line = line
         self._model_fn = model_fn
         self._names = names
@@ -79,10 +87,10 @@ class Member:
     # -- thread ------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        loop, models = self._gangs.worker.loop, self._gangs.executor.models
+        loop, models = self._gangs.worker.loop, self._executor.models
         version = models.residency.version
         try:
-            with self._gangs.executor.helping(self._model_fn, **self._names) as lease:
+            with self._executor.helping(self._model_fn, **self._names) as lease:
                 loop.add_callback(self._line.say, {"ready": lease.version})
                 while (circle := self._next_circle()) is not None:
                     self._serve(circle, lease.components)
@@ -123,7 +131,7 @@ class Member:
         try:
             while True:
                 circle.publish(None)
-                inputs = self._gangs.executor.on_device(circle.collect(STEP_SECONDS)[0])
+                inputs = self._executor.on_device(circle.collect(STEP_SECONDS)[0])
                 with in_gang(circle):
                     self._model_fn.execute(components, **inputs)
         except GangBroken:

@@ -46,8 +46,7 @@ class Gangs:
     ):
         """announce: tells the scheduler what is resident here. Event loop."""
         self.worker = worker
-        self.executor = executor
-        self._open_store: TensorStore | None = executor.store
+        self._open: Executor | None = executor
         self._exchange = exchange
         self._announce = announce
         self._rings: WeakValueDictionary[str, Ring] = WeakValueDictionary()
@@ -67,14 +66,18 @@ class Gangs:
         for member in list(self._members):
             member.end("this worker is attached anew, or closes")
         # Dask keeps handlers in a cache of the process: they must not keep the arena with them.
-        self._open_store = None
+        self._open = None
         self._rings = WeakValueDictionary()
 
     @property
+    def _executor(self) -> Executor:
+        if self._open is None:
+            raise OSError(f"{self.worker.address} was attached anew, or closes")
+        return self._open
+
+    @property
     def _store(self) -> TensorStore:
-        if self._open_store is None:
-            raise OSError(f"the arena of {self.worker.address} was given up")
-        return self._open_store
+        return self._executor.store
 
     # -- leader ------------------------------------------------------------------------------------
 
@@ -97,11 +100,9 @@ class Gangs:
     async def _assist(self, comm: Any, model_fn: bytes, names: dict[str, str], who: str) -> Any:
         """RPC `st2i_assist`: take part in the runs of the worker `who` until the connection ends."""
         line = Line(comm)
-        member = Member(self, line, pickle.loads(model_fn), names, who)
+        member = Member(self, self._executor, line, pickle.loads(model_fn), names, who)
         self._members.add(member)
         try:
-            if self._open_store is None:
-                raise OSError("it was attached anew")
             member.start()
             while True:
                 member.heard(await comm.read())
@@ -116,13 +117,13 @@ class Gangs:
     def left(self, member: Member, has_changed: bool) -> None:
         """Its thread is done. Event loop. has_changed: other weights may be resident than before."""
         self._members.discard(member)
-        if has_changed and self._open_store is not None:
+        if has_changed and self._open is not None:
             self._announce()
 
     # -- rings -------------------------------------------------------------------------------------
 
     def ring(self) -> Ring:
-        """A new one. Any thread. OSError: the arena was given up."""
+        """A new one. Any thread. OSError: the worker is attached anew, or closes."""
         ring = Ring(self._store)
         self._rings[ring.name] = ring
         return ring

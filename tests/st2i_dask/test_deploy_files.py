@@ -127,7 +127,8 @@ def test_every_key_and_option_is_on_the_page():
 
 
 def test_blocks_of_the_page_can_be_read():
-    ours, tls = (yaml.safe_load(block) for block in blocks("yaml"))
+    ours, tls, scraped = (yaml.safe_load(block) for block in blocks("yaml"))
+    assert len(scraped["scrape_configs"][0]["static_configs"][0]["targets"]) == 3
 
     with dask.config.set(ours):
         assert config.worker_options()["memory_bytes"] == 40 << 30

@@ -98,7 +98,7 @@ class Executor:
             start = time.perf_counter()
             versions = _same_weights(task, lease.version)
             if together is not None:
-                task.execute = partial(together, lease.version, task.execute)
+                task.execute = partial(together, lease, task.execute)
             if self.device != "cpu":
                 task.imports = self.on_device(task.imports)
                 task.callbacks = {

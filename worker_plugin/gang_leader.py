@@ -22,6 +22,7 @@ from st2i_dask.gang import in_gang
 from st2i_dask.model_fn import ModelFn
 
 from .gang_line import Line
+from .lease import Lease
 from .rings import Circle, GangBroken, RingAddress
 
 if TYPE_CHECKING:
@@ -81,14 +82,14 @@ class Leader:
         self._loop.add_callback(self._close)
 
     def execute(
-        self, version: str, alone: Callable[..., Any], components: Any, **inputs: Any
+        self, lease: Lease, alone: Callable[..., Any], components: Any, **inputs: Any
     ) -> Any:
         """What `alone(components, **inputs)` gives: with the members that there are, else alone.
 
-        version: of the leader's weights; members with others are left out.
+        lease: the leader's, in this thread; members with other weights are left out.
         """
         callback = any(isinstance(value, CallbackFuture) for value in inputs.values())
-        circle = None if callback else self._formed(version)
+        circle = None if callback else self._formed(lease.version)
         if circle is not None:
             try:
                 circle.publish(inputs)
@@ -98,6 +99,7 @@ class Leader:
                 self.served |= {member.address for member in self._team}
                 return made
             except GangBroken as error:
+                lease.timings.clear()  # no measure of the model
                 self._break(error)
             except BaseException:
                 self._break(None)
@@ -236,12 +238,12 @@ class Leader:
                 while True:
                     message = await comm.read()
                     with self._changed:
-                        if "failed" in message:
-                            why = message["failed"]
-                            break
                         if "ready" in message:
                             member.version = message["ready"]
-                        elif message.get("formed") == self._number:
+                        elif "formed" not in message:
+                            why = message.get("failed", "it refuses")
+                            break
+                        elif message["formed"] == self._number:
                             member.ring = RingAddress(*message["ring"])
                         self._changed.notify_all()
             finally:

@@ -7,6 +7,7 @@ model like any invocation.
 from __future__ import annotations
 
 import logging
+import pickle
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from st2i_dask.model_fn import ModelFn
 
 from .executor import Executor
 from .gang_line import Line
+from .lease import Lease
 from .rings import Circle, GangBroken, Ring, RingAddress
 
 if TYPE_CHECKING:
@@ -36,10 +38,11 @@ class Member:
         gangs: Gangs,
         executor: Executor,
         line: Line,
-        model_fn: ModelFn,
+        model_fn: bytes,
         names: dict[str, str],
         leader: str,
     ):
+        """model_fn: pickled. names: see `WeightStore.lease`. leader: its address."""
         self._gangs = gangs
         self._executor = executor
         self._line = line
@@ -90,10 +93,11 @@ class Member:
         loop, models = self._gangs.worker.loop, self._executor.models
         version = models.residency.version
         try:
-            with self._executor.helping(self._model_fn, **self._names) as lease:
+            model_fn: ModelFn = pickle.loads(self._model_fn)
+            with self._executor.helping(model_fn, **self._names) as lease:
                 loop.add_callback(self._line.say, {"ready": lease.version})
                 while (circle := self._next_circle()) is not None:
-                    self._serve(circle, lease.components)
+                    self._serve(circle, model_fn, lease)
         except BaseException as error:
             if self._why is None:
                 logger.warning("its part in a gang of %s failed", self._leader, exc_info=True)
@@ -126,15 +130,16 @@ class Member:
         ]
         return Circle(rank, own, others, number)
 
-    def _serve(self, circle: Circle, components: Any) -> None:
+    def _serve(self, circle: Circle, model_fn: ModelFn, lease: Lease) -> None:
         """Steps, until the leader wants this circle no more."""
         try:
             while True:
                 circle.publish(None)
                 inputs = self._executor.on_device(circle.collect(STEP_SECONDS)[0])
                 with in_gang(circle):
-                    self._model_fn.execute(components, **inputs)
+                    model_fn.execute(lease.components, **inputs)
         except GangBroken:
+            lease.timings.clear()  # no measure of the model
             with self._changed:
                 told = self._changed.wait_for(
                     lambda: self._why is not None or self._number != circle.number, _NEWS_SECONDS

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import pickle
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -100,7 +99,7 @@ class Gangs:
     async def _assist(self, comm: Any, model_fn: bytes, names: dict[str, str], who: str) -> Any:
         """RPC `st2i_assist`: take part in the runs of the worker `who` until the connection ends."""
         line = Line(comm)
-        member = Member(self, self._executor, line, pickle.loads(model_fn), names, who)
+        member = Member(self, self._executor, line, model_fn, names, who)
         self._members.add(member)
         try:
             member.start()

@@ -88,13 +88,14 @@ def test_members_share_every_step_and_the_scheduler_hears_how_many(client):
     assert moved(client, "host") - before > 10 << 20
 
 
+@pytest.mark.slow
 def test_gangs_take_turns_with_other_requests(client):
     futures = [shared.submit(client, seed=s, seconds=0.01) for s in range(6)]
     for seed, future in enumerate(futures):
         check(future, seed)
 
 
-@pytest.mark.parametrize("rank", [1, 2])
+@pytest.mark.parametrize("rank", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_member_that_is_killed_costs_its_step(client, tmp_path, rank):
     trouble = ("kill", rank, 3, str(tmp_path / "done"))
     sizes = check(shared.submit(client, seed=rank, seconds=0.05, trouble=trouble), rank)
@@ -109,7 +110,7 @@ def test_a_leader_that_is_killed_is_run_again_elsewhere(client, tmp_path):
     assert (tmp_path / "done").exists()
 
 
-@pytest.mark.parametrize("rank", [1, 2])
+@pytest.mark.parametrize("rank", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_member_that_raises_is_left_out(client, tmp_path, rank):
     trouble = ("raise", rank, 2, str(tmp_path / "done"))
     heard = told(client)
@@ -210,6 +211,7 @@ def test_cancelled_in_the_middle(client):
     assert set(busy.values()) == {0}
 
 
+@pytest.mark.slow
 def test_another_tenant_gets_its_executor_at_the_next_step(client):
     long = shared.submit(client, seed=0, seconds=0.3, steps=12, tenant="a")
     time.sleep(0.7)
@@ -230,6 +232,7 @@ def test_attached_anew_in_the_middle(client):
         check(future, seed)
 
 
+@pytest.mark.slow
 def test_no_file_of_an_arena_is_left_by_many_gangs(client):
     pids = client.run(os.getpid).values()
     shared.submit(client, seed=3).result(timeout=TIMEOUT)
@@ -241,6 +244,7 @@ def test_no_file_of_an_arena_is_left_by_many_gangs(client):
     assert all(arena_files(pid) <= before[pid] for pid in pids)
 
 
+@pytest.mark.slow
 def test_with_one_worker_it_runs_alone():
     with cluster(1) as client:
         assert check(shared.submit(client, seed=4), 4) == [1, 1, 1, 1]

@@ -27,8 +27,8 @@ RequestOutcome = Literal["done", "failed", "cancelled"]
 
 @dataclass(slots=True, eq=False)
 class RequestRecord:
-    """One request. Times: seconds of the policy's clock. started: its first dispatch.
-    ready: by position, since when it waits for an executor. used: of its runs that are over."""
+    """One request. Times: seconds of the policy's clock. started: its first dispatch. load_s, compute_s,
+    transfer_s: device seconds of its runs that are over. ready: by position, since when it waits."""
 
     name: str
     tenant: str
@@ -38,7 +38,9 @@ class RequestRecord:
     started: float | None = None
     over: float | None = None
     outcome: RequestOutcome | None = None
-    used: ev.Measured = field(default_factory=ev.Measured)
+    load_s: float = 0.0
+    compute_s: float = 0.0
+    transfer_s: float = 0.0
     ready: dict[int, float] = field(default_factory=dict)
     #: What ended it, as Dask names it.
     over_stimulus_id: str = ""
@@ -105,6 +107,9 @@ class Journal:
 
     def __init__(self) -> None:
         self.watchers: tuple[Watcher, ...] = ()
+        self._told: dict[
+            str, list[tuple[Watcher, Callable[..., None]]]
+        ] = {}  # by method, who has it
         self._requests: dict[str, RequestRecord] = {}
         self._runs: dict[str, RunRecord] = {}  # by key
         self._draining: dict[str, RunRecord] = {}  # by executor
@@ -124,10 +129,22 @@ class Journal:
 
     def watch(self, watcher: Watcher) -> None:
         """Tell it what happens from now on."""
-        self.watchers = (*self.watchers, watcher)
+        self._set((*self.watchers, watcher))
 
     def unwatch(self, watcher: Watcher) -> None:
-        self.watchers = tuple(w for w in self.watchers if w is not watcher)
+        self._set(tuple(w for w in self.watchers if w is not watcher))
+
+    def _set(self, watchers: tuple[Watcher, ...]) -> None:
+        self.watchers = watchers
+        self._told = {
+            what: [
+                (watcher, getattr(watcher, what))
+                for watcher in watchers
+                if getattr(type(watcher), what) is not method
+            ]
+            for what, method in vars(Watcher).items()
+            if callable(method) and not what.startswith("_")
+        }
 
     # What happened
 
@@ -264,12 +281,10 @@ class Journal:
         run.over, run.outcome, run.used = event.now, outcome, used
         run.over_stimulus_id = event.stimulus_id
         if used is not None:
-            before = run.request.used
-            run.request.used = ev.Measured(
-                before.load_s + used.load_s,
-                before.compute_s + used.compute_s,
-                before.transfer_s + used.transfer_s,
-            )
+            request = run.request
+            request.load_s += used.load_s
+            request.compute_s += used.compute_s
+            request.transfer_s += used.transfer_s
         self._tell("run_over", run)
 
     def _has_result(
@@ -287,9 +302,9 @@ class Journal:
             self._tell("request_over", request)
 
     def _tell(self, what: str, *args: Any) -> None:
-        for watcher in self.watchers:
+        for watcher, method in self._told.get(what, ()):
             try:
-                getattr(watcher, what)(*args)
+                method(*args)
             except Exception:
                 self.unwatch(watcher)
                 logger.exception("%s is told nothing more: it failed", type(watcher).__name__)

@@ -148,10 +148,9 @@ class RequestTraces(Watcher):
         span = self._requests.pop(request.name, None)
         if span is not None:
             assert request.over is not None
-            used = request.used
-            span.set_attribute("st2i.load_seconds", used.load_s)
-            span.set_attribute("st2i.compute_seconds", used.compute_s)
-            span.set_attribute("st2i.transfer_seconds", used.transfer_s)
+            span.set_attribute("st2i.load_seconds", request.load_s)
+            span.set_attribute("st2i.compute_seconds", request.compute_s)
+            span.set_attribute("st2i.transfer_seconds", request.transfer_s)
             _end(span, request.outcome, self._ns(request.over))
 
     def close(self) -> None:

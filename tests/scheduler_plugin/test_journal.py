@@ -89,7 +89,7 @@ def test_a_request_from_submit_to_result():
     record = driven.journal._requests["r"]
     assert (record.started, record.over, record.outcome) == (1.5, 8.5, "done")
     assert (record.stimulus_id, record.over_stimulus_id) == ("s1", "s3")
-    assert record.used == ev.Measured(1.5, 3.0, 0.75)
+    assert (record.load_s, record.compute_s, record.transfer_s) == (1.5, 3.0, 0.75)
     driven.tell(ev.RequestClosed(9.0, "r"))
     assert driven.told.all == [
         ("submitted", "r", "ann", 1.0),

@@ -5,8 +5,10 @@ Read-only, and cheap enough to ask once a second: one pass over the tenants aske
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
+
+from .requests import Standing
 
 if TYPE_CHECKING:
     from .policy import FairPolicy
@@ -23,6 +25,9 @@ class TenantGlance(NamedTuple):
     running: int
     active: bool
     ready: bool
+
+
+_NOTHING = Standing()
 
 
 class Occupant(NamedTuple):
@@ -74,21 +79,15 @@ def tenant_names(policy: FairPolicy, containing: str, limit: int) -> list[str]:
     return found
 
 
-def standings(policy: FairPolicy, tenants: Iterable[str]) -> list[TenantGlance]:
+def standings(policy: FairPolicy, tenants: Sequence[str]) -> list[TenantGlance]:
     """One each, in the order asked for; zeros for a tenant never seen."""
-    ledger, standing = policy.ledger, policy._book.standing
+    standing = policy._book.standings
     rows = []
-    for tenant in tenants:
-        has = standing(tenant)
+    for (vtime_s, service_s), tenant in zip(policy.ledger.of(tenants), tenants, strict=True):
+        has = standing.get(tenant, _NOTHING)
+        active = has.open > 0 or has.draining > 0
         rows.append(
-            TenantGlance(
-                ledger.vtime(tenant),
-                ledger.service(tenant),
-                has.waiting,
-                has.started,
-                has.active,
-                has.ready > 0,
-            )
+            TenantGlance(vtime_s, service_s, has.waiting, has.started, active, has.ready > 0)
         )
     return rows
 

@@ -22,7 +22,7 @@ Rules of this file:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -89,6 +89,12 @@ class VTimeLedger:
         """Device seconds really used by runs that have ended."""
         account = self._accounts.get(tenant)
         return account.service_s if account else 0.0
+
+    def of(self, tenants: Iterable[str]) -> list[tuple[float, float]]:
+        """`vtime` and `service` of each."""
+        accounts, unseen = self._accounts, _Account()
+        found = [accounts.get(tenant, unseen) for tenant in tenants]
+        return [(a.settled_v + a.pending_v, a.service_s) for a in found]
 
     def is_active(self, tenant: str) -> bool:
         account = self._accounts.get(tenant)

@@ -46,15 +46,15 @@ class TenantHistory:
         assert tenants > 0
         self._samples, self._limit = samples, tenants
         self._columns: dict[str, int] = {}
-        self._seen: dict[
-            str, int
-        ] = {}  # by tenant: number of the last sample in which it was active
         self._free: list[int] = []
         self._number = 0  # samples taken so far
         self._width = 0
         self._times = np.full(samples, np.nan)
         self._least = np.full(samples, np.nan)
         self._all = np.zeros((samples, 4))  # of everybody: queued, running, active, sum of vTimes
+        # By column: number of the last sample in which its tenant was active, and first service.
+        self._seen = np.empty(0, np.int64)
+        self._began = np.empty(0)
         self._vtime = np.empty((samples, 0))
         self._service = np.empty((samples, 0))
         self._queued = np.empty((samples, 0), np.int64)
@@ -70,88 +70,79 @@ class TenantHistory:
         assert not self._number or now >= self.totals.now, "times go back"
         row = self._number % self._samples
         self._times[row] = now
-        queued = running = active = omitted = 0
-        vtime_s = 0.0
-        least, least_ready = math.inf, math.inf
-        columns: list[int] = []
-        kept: list[TenantGlance] = []
-        number = self._number
-        for tenant, glance in zip(tenants, glances, strict=True):
-            if glance.active:
-                active += 1
-                queued += glance.queued
-                running += glance.running
-                vtime_s += glance.vtime_s
-                if glance.vtime_s < least:
-                    least = glance.vtime_s
-                if glance.ready and glance.vtime_s < least_ready:
-                    least_ready = glance.vtime_s
-                column = self._columns.get(tenant)
-                if column is None:
-                    column = self._new_column(tenant)
-                    if column is None:
-                        omitted += 1
-                        continue
-                self._seen[tenant] = number
-            else:
-                column = self._columns.get(tenant)
-                if column is None:
-                    continue
-            columns.append(column)
-            kept.append(glance)
-        self._write(row, columns, kept)
-        least = least if least < math.inf else math.nan
-        least_ready = least_ready if least_ready < math.inf else math.nan
-        self._least[row] = least
-        self._all[row] = queued, running, active, vtime_s
-        self.totals = Totals(now, active, queued, running, least, least_ready, omitted)
+        values = np.array(glances, np.float64).reshape(len(tenants), 6)
+        active, ready = values[:, 4] > 0, values[:, 5] > 0
+        columns = np.array([self._columns.get(tenant, -1) for tenant in tenants], np.intp)
+        for at in np.flatnonzero(active & (columns < 0)).tolist():
+            column = self._new_column(tenants[at], values[at, 1])
+            columns[at] = -1 if column is None else column
+        self._write(row, columns, values, active)
+        vtime = values[:, 0]
+        sums = values[active].sum(axis=0)
+        count = int(active.sum())
+        self._all[row] = sums[2], sums[3], count, sums[0]
+        self._least[row] = least_s = _least(vtime[active])
+        self.totals = Totals(
+            now,
+            count,
+            int(sums[2]),
+            int(sums[3]),
+            least_s,
+            _least(vtime[active & ready]),
+            int(np.count_nonzero(active & (columns < 0))),
+        )
         self._number += 1
         self._forget()
 
-    def _write(self, row: int, columns: list[int], glances: list[TenantGlance]) -> None:
+    def _write(
+        self, row: int, columns: NDArray[np.intp], values: Floats, active: NDArray[np.bool_]
+    ) -> None:
         self._vtime[row] = np.nan
         self._queued[row] = self._running[row] = 0
-        if not columns:
-            return
-        at = np.array(columns)
-        vtime, service, queued, running, active, _ = zip(*glances, strict=True)
-        self._vtime[row, at] = np.where(active, vtime, np.nan)
-        self._service[row, at] = service
-        self._queued[row, at] = queued
-        self._running[row, at] = running
+        there = columns >= 0
+        at, values, active = columns[there], values[there], active[there]
+        self._vtime[row, at] = np.where(active, values[:, 0], np.nan)
+        self._service[row, at] = values[:, 1]
+        self._queued[row, at] = values[:, 2]
+        self._running[row, at] = values[:, 3]
+        self._seen[at[active]] = self._number
 
-    def _new_column(self, tenant: str) -> int | None:
+    def _new_column(self, tenant: str, service_s: float) -> int | None:
         if not self._free and self._width < self._limit:
             self._widen(min(self._limit, max(16, 2 * self._width)))
         if not self._free:
-            idle = [t for t, number in self._seen.items() if number < self._number - 1]
-            if not idle:
+            longest_away = min(self._columns, key=lambda name: self._seen[self._columns[name]])
+            if self._seen[self._columns[longest_away]] >= self._number - 1:
                 return None
-            self._drop(min(idle, key=self._seen.__getitem__))
+            self._drop(longest_away)
         column = self._free.pop()
         self._columns[tenant] = column
         self._vtime[:, column] = self._service[:, column] = np.nan
         self._queued[:, column] = self._running[:, column] = 0
+        self._seen[column], self._began[column] = self._number, service_s
         return column
 
     def _widen(self, width: int) -> None:
-        more = (self._samples, width - self._width)
+        extra = width - self._width
+        more = (self._samples, extra)
         self._vtime = np.concatenate([self._vtime, np.full(more, np.nan)], axis=1)
         self._service = np.concatenate([self._service, np.full(more, np.nan)], axis=1)
         self._queued = np.concatenate([self._queued, np.zeros(more, np.int64)], axis=1)
         self._running = np.concatenate([self._running, np.zeros(more, np.int64)], axis=1)
+        self._seen = np.concatenate([self._seen, np.full(extra, self._number)])
+        self._began = np.concatenate([self._began, np.zeros(extra)])
         self._free.extend(range(width - 1, self._width - 1, -1))
         self._width = width
 
     def _forget(self) -> None:
         """Tenants that no kept sample shows active."""
         oldest = self._number - self._samples
-        for tenant in [t for t, number in self._seen.items() if number < oldest]:
-            self._drop(tenant)
+        if oldest > 0 and self._width and self._seen.min() < oldest:
+            for tenant in [t for t, column in self._columns.items() if self._seen[column] < oldest]:
+                self._drop(tenant)
 
     def _drop(self, tenant: str) -> None:
         self._free.append(self._columns.pop(tenant))
-        del self._seen[tenant]
 
     # Questions
 
@@ -206,17 +197,16 @@ class TenantHistory:
         if not self._number or not names:
             return [], np.empty(0)
         rows, at = self._rows(), self._at(names)
-        service = self._service[np.ix_(rows, at)]
-        first = int(np.searchsorted(self._times[rows], self.totals.now - window_s))
-        known = ~np.isnan(service[first:])
-        begins = service[first:][np.argmax(known, axis=0), np.arange(len(names))]
-        return names, np.nan_to_num(service[-1] - begins)
+        first = rows[int(np.searchsorted(self._times[rows], self.totals.now - window_s))]
+        begins = self._service[first, at]
+        begins = np.where(np.isnan(begins), self._began[at], begins)
+        return names, self._service[rows[-1], at] - begins
 
     def _at(self, tenants: Sequence[str]) -> NDArray[np.intp]:
         return np.array([self._columns[tenant] for tenant in tenants], np.intp)
 
     def _check(self) -> None:
-        assert self._columns.keys() == self._seen.keys()
+        assert len(self._seen) == len(self._began) == self._width
         assert len(self._columns) <= self._limit
         taken = list(self._columns.values())
         assert sorted([*taken, *self._free]) == list(range(self._width))
@@ -226,3 +216,7 @@ class TenantHistory:
         assert bool(np.all(np.diff(times) >= 0))
         for array in (self._vtime, self._service, self._queued, self._running):
             assert array.shape == (self._samples, self._width)
+
+
+def _least(vtimes: Floats) -> float:
+    return float(vtimes.min()) if len(vtimes) else math.nan

@@ -1,7 +1,7 @@
 """Asks executors what they hold, at a modest pace, while somebody looks.
 
 A round a second, of at most `PER_ROUND` executors, those first that were not asked for longest; none is
-asked twice within `AGAIN_SECONDS`. 200 executors are asked every 10 s, two every other second.
+asked twice within `AGAIN_SECONDS`. 200 executors are asked every 20 s, two every other second.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ..watch import Watch
 
 ROUND_SECONDS = 1.0
 AGAIN_SECONDS = 2.0
-PER_ROUND = 20
+PER_ROUND = 10
 #: An executor that does not answer within this is shown as silent.
 PATIENCE_SECONDS = 2.0
 

@@ -33,6 +33,10 @@ PAGES: tuple[type[Page], ...] = (IndexPage, TenantsPage, ExecutorsPage, Requests
 
 SAMPLE_SECONDS = 1.0
 
+#: Of the scheduler's time, for all open pages, and how much dearer an update is with its messages.
+PAGES_SHARE = 0.01
+SENDING = 2.0
+
 #: Name of the attribute by which an application of ours is known.
 _OURS = "st2i_board"
 
@@ -71,8 +75,8 @@ class Board:
         scheduler.http_application.add_application(self._app)
         self._app.initialize(IOLoop.current())
         self._app.start()
-        self._sampler = PeriodicCallback(self.sample, 1e3 * SAMPLE_SECONDS)
-        self._sampler.start()
+        self.sampler = PeriodicCallback(self.sample, 1e3 * SAMPLE_SECONDS)
+        self.sampler.start()
         self.sample()
         self.closed = False
 
@@ -89,7 +93,7 @@ class Board:
         if self.closed:
             return
         self.closed = True
-        self._sampler.stop()
+        self.sampler.stop()
         self.asking.stop()
         self.watch.close()
         for page in list(self._open):
@@ -117,6 +121,11 @@ class Board:
 
     def left(self, page: Page) -> None:
         self._open.discard(page)
+
+    def pause_s(self, cost_s: float) -> float:
+        """How long a page whose update took so many CPU seconds waits, so that all that are open together
+        take no more than `PAGES_SHARE` of the scheduler's time."""
+        return cost_s * SENDING * max(1, len(self._open)) / PAGES_SHARE
 
     def _wanted(self) -> bool:
         """Whether a page is open that shows what executors say."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import lru_cache
 from itertools import groupby
 from typing import Any
 
@@ -343,6 +344,7 @@ class ExecutorsPage(Page):
         replace(self._layers, layers)
 
 
+@lru_cache(maxsize=4096)
 def _natural(text: str) -> list[tuple[bool, int, str]]:
     """A key by which worker 10 comes after worker 9."""
     parts = ["".join(group) for _, group in groupby(text, str.isdigit)]

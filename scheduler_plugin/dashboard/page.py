@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import os
+import time
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -35,7 +36,7 @@ class Page:
     """One open page: one document of one browser tab.
 
     A subclass builds its elements in `build`, once, and brings them up to date in `update`, which is
-    called every `period_ms`. asks: whether it shows what executors say, so that they are asked.
+    called every `period_ms`, or less often where that is dear. asks: whether it shows what executors say, so that they are asked.
     """
 
     path = ""
@@ -47,6 +48,7 @@ class Page:
     def __init__(self, board: Board) -> None:
         self.board: Board | None = board
         self.now = board.clock()
+        self._due = self.now
         self._head = Div(text="", sizing_mode="stretch_width", stylesheets=[STYLE])
         self.status = Div(text="", sizing_mode="stretch_width", stylesheets=[STYLE], name="status")
         self._notice = Div(text="", sizing_mode="stretch_width", stylesheets=[STYLE], name="notice")
@@ -100,7 +102,7 @@ class Page:
         doc.theme = THEME
         doc.add_root(self.root)
         self.refresh()
-        callback = doc.add_periodic_callback(self.refresh, self.period_ms)
+        callback = doc.add_periodic_callback(self.tick, self.period_ms)
         board.opened(self)
         document = weakref.ref(doc)
 
@@ -127,11 +129,21 @@ class Page:
         self.say(f'<div class="notice">{_OVER}</div>')
 
     @without_property_validation  # type: ignore[untyped-decorator]
+    def tick(self) -> None:
+        """Bring the page up to date, unless that would cost the scheduler too much."""
+        if self.board is None or self.board.clock() < self._due:
+            return
+        self.refresh()
+
+    @without_property_validation  # type: ignore[untyped-decorator]
     def refresh(self, *event: Any) -> None:
+        """Bring the page up to date now: the viewer wants it."""
         if self.board is None or self.board.watch.policy is None:
             return
+        started = time.thread_time()
         self.now = self.board.clock()
         self.update()
+        self._due = self.now + self.board.pause_s(time.thread_time() - started)
 
     def _links(self, board: Board) -> str:
         from .board import PAGES

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
-from bokeh.models import ColumnDataSource, HoverTool, Legend, LegendItem, Toggle, UIElement
+from bokeh.models import ColumnDataSource, HoverTool, Legend, LegendItem, Range1d, Toggle, UIElement
 
 from .. import glance
 from ..glance import RunGlance
@@ -47,7 +48,7 @@ class RequestsPage(Page):
     title = "Requests"
     about = (
         "One line for each ModelFn of a request, the latest request on top. Within a run, its device "
-        "seconds are drawn one after the other: transfer, load, compute."
+        "seconds are drawn one after the other: transfer, load, compute. Hold it still to zoom."
     )
     period_ms = 2000
 
@@ -61,7 +62,12 @@ class RequestsPage(Page):
 
     def _build_timeline(self) -> UIElement:
         figure = plot(
-            "Runs of the latest requests", 400, x_axis_type="datetime", y_range=[], name="timeline"
+            "Runs of the latest requests",
+            400,
+            x_axis_type="datetime",
+            x_range=Range1d(0, 1),
+            y_range=[],
+            name="timeline",
         )
         figure.xaxis.axis_label = "time (UTC)"
         figure.ygrid.visible = False
@@ -153,6 +159,12 @@ class RequestsPage(Page):
             lines += drawing.request(history, running.get(history.request, []), self.now)
         put(self._figure, height=130 + 17 * max(6, len(lines)))
         put(self._figure.y_range, factors=list(reversed(lines)))
+        put(self._figure, visible=bool(lines))
+        if not lines:
+            return
+        last_ms = self.board.wall_ms(self.now)
+        margin_ms = max(100.0, 0.02 * (last_ms - drawing.first_ms))
+        put(self._figure.x_range, start=drawing.first_ms - margin_ms, end=last_ms + margin_ms)
         title = "Runs of the latest requests"
         if drawing.left_out:
             title += f" ({drawing.left_out:,} runs are left out)"
@@ -189,7 +201,10 @@ class RequestsPage(Page):
 
 
 class _Drawing:
-    """Bars by kind. origin_ms: what turns the policy's seconds into wall time."""
+    """Bars by kind. origin_ms: what turns the policy's seconds into wall time.
+
+    first_ms: when the first run began; waits may have begun earlier.
+    """
 
     def __init__(self, origin_ms: float) -> None:
         self._origin_ms = origin_ms
@@ -198,6 +213,7 @@ class _Drawing:
         }
         self._count = 0
         self.left_out = 0
+        self.first_ms = math.inf
 
     def request(self, history: RequestHistory, running: list[RunGlance], now: float) -> list[str]:
         """Draw one; the names of its lines, from the top."""
@@ -209,6 +225,7 @@ class _Drawing:
         lines = {fn: f"{about} \u00b7 {cut(fn, 26)}" for fn in fns}
         first = min([r.started for r in history.runs] + [r.started for r in running])
         waited = f"{history.tenant}: waited for {seconds(first - history.submitted)}"
+        self.first_ms = min(self.first_ms, self._origin_ms + 1e3 * first)
         self._bar("waits, or on its way", lines[fns[0]], history.submitted, first, waited)
         for run in history.runs:
             if run.fn in lines:

@@ -21,12 +21,12 @@ LAYERS = 24
 class Crowd:
     """Tenants that always have `open_requests` requests each, on executors that are always busy.
 
-    watch: is told what the scheduler's plugin would tell it. mean_s: seconds of an invocation.
+    executors: how many, or their addresses. watch: is told what the scheduler's plugin would tell it. mean_s: seconds of an invocation.
     """
 
     def __init__(
         self,
-        executors: int,
+        executors: int | list[str],
         tenants: int,
         *,
         now: float = 0.0,
@@ -38,13 +38,15 @@ class Crowd:
         heavy = {f"tenant-{n:04d}": 3.0 for n in range(0, tenants, 50)}
         self.policy = FairPolicy(Settings(slack_s=1.0, weights=heavy, default_cap=None))
         self.watch: Watch | None = None
-        self.executors = [f"tcp://10.0.{n // 250}.{n % 250}:40000" for n in range(executors)]
+        if isinstance(executors, int):
+            executors = [f"tcp://10.0.{n // 250}.{n % 250}:40000" for n in range(executors)]
+        self.executors = executors
         self._outlines = [_outline(family) for family in range(FAMILIES)]
         self._seconds: dict[str, float] = {}  # by key, of what runs
         self._ends: list[tuple[float, int, Dispatch]] = []
         self._mean_s = mean_s
         self._requests = self._dispatches = 0
-        for executor in self.executors:
+        for executor in executors:
             self.policy.handle(ev.ExecutorJoined(now, executor, 8 << 30))
         for number in range(tenants):
             for _ in range(open_requests):
@@ -96,43 +98,44 @@ class Crowd:
         key = f"step-{position:03d}-{request}"
         self.policy.handle(ev.InvocationReady(now, key, request, position, 1 << 20))
 
-    def holdings(self, executor: str) -> dict[str, Any]:
-        """What that executor would answer, see worker_plugin.holdings."""
-        chance = random.Random(executor)
-        arena, used = 4 << 30, chance.randrange(1 << 30)
-        rows = []
-        for family in chance.sample(range(FAMILIES), 3):
-            there = chance.randrange(LAYERS + 1)
-            rows.append(
-                {
-                    "model": f"Denoiser@family-{family}",
-                    "layers": LAYERS,
-                    "resident_layers": there,
-                    "nbytes": LAYERS << 26,
-                    "resident_bytes": there << 26,
-                    "by_layer": "1" * there + "0" * (LAYERS - there),
-                    "runs": 100,
-                    "hits": 80,
-                    "loads": 12 * there,
-                    "load_s": 0.1 * there,
-                    "stalled_s": 0.02 * there,
-                }
-            )
-        weights = sum(row["resident_bytes"] for row in rows)
-        inside = min(weights // 2, arena - used)
-        return {
-            "arena": {
-                "kind": "host",
-                "nbytes": arena,
-                "used": used,
-                "peak": used,
-                "weights": inside,
-                "fallbacks": 0,
-                "fallback_bytes": 0,
-            },
-            "framework": {"nbytes": 12 << 30, "weights": weights - inside},
-            "models": rows,
-        }
+
+def holdings(executor: str) -> dict[str, Any]:
+    """What such an executor would answer, see worker_plugin.holdings."""
+    chance = random.Random(executor)
+    arena, used = 4 << 30, chance.randrange(1 << 30)
+    rows = []
+    for family in chance.sample(range(FAMILIES), 3):
+        there = chance.randrange(LAYERS + 1)
+        rows.append(
+            {
+                "model": f"Denoiser@family-{family}",
+                "layers": LAYERS,
+                "resident_layers": there,
+                "nbytes": LAYERS << 26,
+                "resident_bytes": there << 26,
+                "by_layer": "1" * there + "0" * (LAYERS - there),
+                "runs": 100,
+                "hits": 80,
+                "loads": 12 * there,
+                "load_s": 0.1 * there,
+                "stalled_s": 0.02 * there,
+            }
+        )
+    weights = sum(row["resident_bytes"] for row in rows)
+    inside = min(weights // 2, arena - used)
+    return {
+        "arena": {
+            "kind": "host",
+            "nbytes": arena,
+            "used": used,
+            "peak": used,
+            "weights": inside,
+            "fallbacks": 0,
+            "fallback_bytes": 0,
+        },
+        "framework": {"nbytes": 12 << 30, "weights": weights - inside},
+        "models": rows,
+    }
 
 
 def _outline(family: int) -> Outline:

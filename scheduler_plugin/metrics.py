@@ -34,6 +34,7 @@ class SchedulerCollector:
         self._counts = counts
         self._usage = usage
         self._labels = TenantLabels()
+        self._version = version("st2i_dask")
 
     def collect(self) -> Iterator[Metric]:
         from prometheus_client.core import GaugeMetricFamily
@@ -41,7 +42,7 @@ class SchedulerCollector:
         about = GaugeMetricFamily(
             "st2i_scheduler_info", "Version of st2i_dask that serves here.", labels=["version"]
         )
-        about.add_metric([version("st2i_dask")], 1)
+        about.add_metric([self._version], 1)
         yield about
         yield from self._now()
         yield from self._tenants()

@@ -1,13 +1,14 @@
 """Figures of ours on the /metrics page that a Dask scheduler or worker serves already.
 
-Dask's handlers print one registry per process, on every page of the process. Ours have a registry per
-server, printed after it on the page of that server alone: several in one process neither clash nor mix.
+Dask's handlers print one registry per process, on every page of the process. Ours are collected per server,
+and printed after it on the page of that server alone: several in one process neither clash nor mix.
 For that the page's handler is replaced by one that extends it, and put back at the end.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from importlib.util import find_spec
 from typing import Any, Protocol
 
@@ -35,14 +36,10 @@ class MetricsPage:
         """Nothing happens where prometheus_client is missing: Dask serves no figures there either."""
         if find_spec("prometheus_client") is None:
             return
-        from prometheus_client import CollectorRegistry
-
-        registry = CollectorRegistry(auto_describe=False)
-        registry.register(self._collector)
         for rule in self._server.http_application.wildcard_router.rules:
             plain = rule.target
             if isinstance(plain, type) and _is_metrics(plain):
-                rule.target = _extended(plain, registry)
+                rule.target = _extended(plain, self._collector)
                 self._replaced.append((rule, plain, rule.target))
         if not self._replaced:
             logger.warning("this Dask has no /metrics page that is known; no figures there")
@@ -61,14 +58,25 @@ def _is_metrics(handler: type) -> bool:
     )
 
 
-def _extended(plain: type, registry: Any) -> type:
+class _Collected:
+    """A registry of what was collected. The text is made elsewhere, beside the event loop."""
+
+    def __init__(self, families: Iterable[Any]):
+        self._families = list(families)
+
+    def collect(self) -> Iterable[Any]:
+        return self._families
+
+
+def _extended(plain: type, collector: Collector) -> type:
+    from distributed.utils import offload
     from prometheus_client import generate_latest
 
     class Extended(plain):  # type: ignore[misc]
-        def get(self) -> None:
+        async def get(self) -> None:
             super().get()
             try:
-                self.write(generate_latest(registry))
+                self.write(await offload(generate_latest, _Collected(collector.collect())))
             except Exception:  # Dask's own figures are served whatever ours do
                 logger.exception("figures of st2i_dask left out of /metrics")
 

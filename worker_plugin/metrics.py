@@ -27,6 +27,7 @@ class WorkerCollector:
         self._worker = worker
         self._store = store
         self._models = models
+        self._version = version("st2i_dask")
 
     def collect(self) -> Iterator[Metric]:
         from prometheus_client.core import GaugeMetricFamily
@@ -37,7 +38,7 @@ class WorkerCollector:
             labels=["worker", "version", "device", "arena"],
         )
         kind = self._store.arena.heap.address.kind
-        here = (self._worker, version("st2i_dask"), self._models.device, kind)
+        here = (self._worker, self._version, self._models.device, kind)
         about.add_metric([label(text) for text in here], 1)
         yield about
         yield from self._arena()

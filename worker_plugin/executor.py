@@ -30,12 +30,19 @@ _UNITS = {"B": 1, "bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _WANTED_DEFAULT = 1 << 30
 
 
+class UnwantedError(Exception):
+    """The task was cancelled before its model ran."""
+
+
 class Seconds(NamedTuple):
     """Device seconds of one invocation."""
 
     load: float = 0.0
     compute: float = 0.0
     transfer: float = 0.0
+
+    def plus(self, other: Seconds) -> Seconds:
+        return Seconds(*(a + b for a, b in zip(self, other, strict=True)))
 
 
 class Executor:
@@ -86,15 +93,19 @@ class Executor:
         request: str = "",
         bucket: str = "",
         together: Callable[..., Any] | None = None,
+        wanted: Callable[[], bool] = lambda: True,
     ) -> tuple[Any, Seconds]:
         """The task's result (TaskOutputs, or the workflow's result) and what it took.
 
         request: which one the task belongs to. bucket: of the shapes that it computes. together: runs
-        the model in a gang (`Leader.execute`).
+        the model in a gang (`Leader.execute`). wanted: asked once the model is there, which may have
+        taken long: UnwantedError if nobody waits for the result any more.
         """
         with self.models.lease(
             task.model_fn, workflow=task.plan.workflow, request=request, bucket=bucket
         ) as lease:
+            if not wanted():
+                raise UnwantedError(f"{task.plan.label} was cancelled while its model was loaded")
             start = time.perf_counter()
             versions = _same_weights(task, lease.version)
             if together is not None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import logging
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
@@ -28,7 +29,7 @@ from st2i_dask.messages import quicken, restore
 from st2i_dask.request import ANNOTATION
 
 from .callback_pulls import CallbackPulls
-from .executor import Executor, Seconds
+from .executor import Executor, Seconds, UnwantedError
 from .gang_leader import Leader
 from .gangs import Gangs
 from .messages import RidingSend
@@ -77,6 +78,7 @@ class StepRunner:
     def _run(self, calls: Sequence[Call], values: dict[str, Any]) -> Any:
         key = thread_state.key
         total = Seconds()
+        begin: float | None = None  # of the call that is under way
         done: list[Any] = []
         request, bucket, members = self._belongs(key)
         gang = ExitStack()
@@ -86,6 +88,7 @@ class StepRunner:
                 if done and (key in self._yielding or self._unwanted(key)):
                     break
                 boards: list[OutputBoard] = []
+                begin = time.perf_counter()
                 try:
                     task = BoundTask(
                         call.packed,
@@ -101,13 +104,16 @@ class StepRunner:
                         names["bucket"] = bucket = f"{bucket}/{1 + len(members)}"
                         leader = gang.enter_context(self._gangs.lead(members, task.model_fn, names))
                     together = leader.execute if leader is not None else None
-                    result, seconds = self._executor.run(task, request, bucket, together)
+                    wanted = partial(self._is_wanted, key)
+                    result, seconds = self._executor.run(task, request, bucket, together, wanted)
                     if boards:
                         result.held = boards
                 except ProducerLostError as error:
                     logger.info("%s runs again: %s", key, error)
                     self._worker.loop.add_callback(self._collect_soon)
                     raise Reschedule from error
+                except UnwantedError as error:
+                    raise Reschedule from error  # for when it is wanted again meanwhile
                 except (SystemExit, KeyboardInterrupt) as error:
                     # They would end the worker, and with it everybody's work.
                     raise OutputError(
@@ -119,12 +125,14 @@ class StepRunner:
                     if done:
                         break  # it runs again, and fails, under its own key
                     raise
-                total = Seconds(*(a + b for a, b in zip(total, seconds, strict=True)))
+                total, begin = total.plus(seconds), None
                 values[call.key] = result
                 done.append(result)
                 self._steps[key] = len(done)
         finally:
             gang.close()
+            if begin is not None:  # a call that gave nothing took its time all the same
+                total = total.plus(Seconds(compute=time.perf_counter() - begin))
             self._steps.pop(key, None)
             self._yielding.discard(key)
             ahead = {c.key: r for c, r in zip(calls[1:], done[1:], strict=False)}
@@ -154,6 +162,9 @@ class StepRunner:
     def _collect(self) -> None:
         self._collecting = False
         gc.collect()
+
+    def _is_wanted(self, key: str) -> bool:
+        return not self._unwanted(key)
 
     def _unwanted(self, key: str) -> bool:
         task = self._worker.state.tasks.get(key)

@@ -22,6 +22,8 @@ from scheduler_plugin import tracing
 from st2i_dask.config import DEFAULTS
 from st2i_dask.trace_context import current_context
 
+from ..st2i_dask.odd_pipelines import save
+from ..st2i_dask.test_from_pipeline import CASES
 from .live import chain, fan, hooks, idle, plugin_of, rest, serving, until
 
 ON = {"st2i.traces.enabled": True}
@@ -170,6 +172,26 @@ def test_a_lost_run_and_the_one_in_its_place(client, spans):
     assert [run.attributes["st2i.outcome"] for run in runs] == ["lost", "done"]
     assert runs[0].attributes["st2i.worker"] != runs[1].attributes["st2i.worker"]
     assert runs[0].parent.span_id == runs[1].parent.span_id
+
+
+@pytest.mark.slow
+def test_a_pipelines_calls_lie_in_one_span(client, provider, spans, tmp_path):
+    workflow = st2i.from_pipeline(save("FluxPipeline", tmp_path / "flux"))
+    with provider.get_tracer("client").start_as_current_span("outside") as outer:
+        future = workflow.submit(client, tenant="ann", **CASES["FluxPipeline"])
+    future.result(timeout=60)
+    found = spans()
+    (pipeline,) = by_name(found, "pipeline")
+    assert pipeline.parent.span_id == outer.get_span_context().span_id
+    assert pipeline.attributes["st2i.tenant"] == "ann"
+    assert pipeline.attributes["st2i.outcome"] == "done"
+    assert pipeline.attributes["st2i.request"] == future.key
+    calls = by_name(found, "request")
+    assert len(calls) > 2
+    for call in calls:
+        assert call.parent.span_id == pipeline.context.span_id
+        assert pipeline.start_time <= call.start_time <= call.end_time <= pipeline.end_time
+    assert not plugin_of(client).traces._owners
 
 
 @contextmanager

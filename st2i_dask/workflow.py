@@ -182,11 +182,13 @@ class Workflow:
         *,
         tenant: str = DEFAULT_TENANT,
         seed: int | Iterable[int] | None = None,
+        each: Mapping[str, Iterable[Any]] | None = None,
         **parameters: Any,
     ) -> list[Future]:
         """Submit one request per prompt, in one message. All are checked before any is submitted.
 
         seed: one for all, or one per prompt; None: the workflow's own default.
+        each: of other parameters one value per prompt, by name: `each={"control_image": edges}`.
         """
         from .submission import submit_requests
 
@@ -195,25 +197,39 @@ class Workflow:
                 f"workflow {self.name!r}: prompts is one text, {prompts[:40]!r}; give a list of "
                 "prompts, or use submit for one"
             )
-        prompts = list(prompts)
+        columns = {"prompt": list(prompts)}
         if isinstance(seed, Iterable):
-            seeds = list(seed)
-            if len(seeds) != len(prompts):
+            columns["seed"] = self._column("seed", seed, columns["prompt"])
+        elif seed is not None:
+            parameters["seed"] = seed
+        for name, values in (each or {}).items():
+            if name in columns or name in parameters:
                 raise ParameterError(
-                    f"workflow {self.name!r}: {len(seeds)} seeds for {len(prompts)} prompts; "
-                    "give one seed, or one per prompt"
+                    f"workflow {self.name!r}: {name!r} is given in each and outside of it; give it once"
                 )
-        else:
-            seeds = [seed] * len(prompts)
+            columns[name] = self._column(name, values, columns["prompt"])
         return submit_requests(
             client,
             [
-                self.request(
-                    tenant, prompt=prompt, **({} if s is None else {"seed": s}), **parameters
-                )
-                for prompt, s in zip(prompts, seeds, strict=True)
+                self.request(tenant, **dict(zip(columns, row, strict=True)), **parameters)
+                for row in zip(*columns.values(), strict=True)
             ],
         )
+
+    def _column(self, name: str, values: Iterable[Any], prompts: list[str]) -> list[Any]:
+        """One value per prompt."""
+        if isinstance(values, str) or not isinstance(values, Iterable):
+            raise ParameterError(
+                f"workflow {self.name!r}: each[{name!r}] is one {type(values).__name__}; give a list "
+                f"with one per prompt, or {name}=... for all of them"
+            )
+        listed = list(values)
+        if len(listed) != len(prompts):
+            raise ParameterError(
+                f"workflow {self.name!r}: {len(listed)} values of {name!r} for {len(prompts)} prompts; "
+                "give one for all, or one per prompt"
+            )
+        return listed
 
 
 @cache

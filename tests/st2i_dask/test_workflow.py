@@ -463,8 +463,36 @@ def test_map_takes_one_seed_or_one_per_prompt(portrait, sent, seed, seeds):
 
 
 def test_map_refuses_another_number_of_seeds(portrait, sent):
-    with pytest.raises(st2i.ParameterError, match="2 seeds for 3 prompts; give one seed, or one"):
+    with pytest.raises(
+        st2i.ParameterError, match="2 values of 'seed' for 3 prompts; give one for all, or one"
+    ):
         portrait.map(None, ["a", "b", "c"], seed=[1, 2])
+    assert not sent
+
+
+def test_map_takes_one_value_per_prompt_of_any_parameter(portrait, sent):
+    portrait.map(None, ["a", "b"], each={"num_steps": iter([3, 5]), "seed": [7, 8]})
+    assert [about(request)["steps"] for request in sent] == [3, 5]
+    assert [about(request)["seed"] for request in sent] == [7, 8]
+
+
+@pytest.mark.parametrize(
+    ("given", "what"),
+    [
+        ({"each": {"num_steps": [3]}}, "1 values of 'num_steps' for 2 prompts"),
+        ({"each": {"num_steps": 3}}, r"each\['num_steps'\] is one int; give a list"),
+        ({"each": {"prompt": "ab"}}, "'prompt' is given in each and outside"),
+        (
+            {"each": {"num_steps": [3, 5]}, "num_steps": 4},
+            "'num_steps' is given in each and outside",
+        ),
+        ({"each": {"seed": [3, 5]}, "seed": 4}, "'seed' is given in each and outside"),
+        ({"each": {"size": [3, 5]}}, "size"),
+    ],
+)
+def test_map_refuses_what_is_not_one_value_per_prompt(portrait, sent, given, what):
+    with pytest.raises(st2i.ParameterError, match=what):
+        portrait.map(None, ["a", "b"], **given)
     assert not sent
 
 

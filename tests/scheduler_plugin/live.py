@@ -19,6 +19,7 @@ from distributed.worker import thread_state
 
 import st2i_dask as st2i
 from scheduler_plugin import events as ev
+from scheduler_plugin.metrics_counts import NAMES
 
 from .virtual_cluster import Ran
 
@@ -161,6 +162,12 @@ def standing(dask_scheduler: Any) -> dict[str, int]:
     plugin.usage._check()
     bridge.intake._check()
     bridge.reservations._check()
+    journal, counted = bridge.journal, dict(zip(NAMES, plugin.counts.all, strict=True))
+    journal._check()
+    plugin.counts._check()
+    under_way = len(journal._runs) + len(journal._draining)
+    ended = sum(count for name, count in counted.items() if name.startswith("runs_"))
+    assert counted["dispatches"] == ended + under_way
     assert bridge._draining.keys() <= dask_scheduler.workers.keys()
     assert bridge._known == set(dask_scheduler.workers)
     return {
@@ -174,6 +181,7 @@ def standing(dask_scheduler: Any) -> dict[str, int]:
         "chosen": len(bridge._chosen),
         "computed ahead": len(bridge._ahead._results),
         "entries": len(bridge.intake.entries),
+        "in the journal": len(journal._requests) + under_way,
     }
 
 

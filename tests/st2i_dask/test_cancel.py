@@ -181,7 +181,7 @@ def _process(command, status):
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        env={**os.environ, "PYTHONPATH": f"{STAGES.parent}"},
+        env={**os.environ, "PYTHONPATH": str(STAGES.parents[2])},
     )
     try:
         yield lambda: os.killpg(process.pid, signal.SIGINT)
@@ -205,7 +205,7 @@ def by_ctrl_c_of_generate(client, address, request, folder):
 SCRIPT = """
 import sys, st2i_dask as st2i
 from distributed import Client
-from stages import stages
+from tests.st2i_dask.stages import stages
 address, tenant, stage, journal = sys.argv[1:]
 with Client(address) as client:
     futures = [stages.submit(client, tenant=tenant, stage=stage, journal=journal, num_steps=8)]

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from .. import logs
 from ..errors import AttachError, ParameterError
 from .clusters import CONNECT_SECONDS, dashboard, own_cluster, quiet_logs, running_cluster
 from .loading import load_options
@@ -131,6 +132,7 @@ def serve(
     if verbose:
         logging.basicConfig(format="%(asctime)s %(message)s")
         logging.getLogger("st2i.serve").setLevel(logging.INFO)
+    logs.set_up()
 
     from ..serve.limits import Limits
     from ..serve.models import Models

@@ -60,7 +60,13 @@ class Guard:
                 raise
             await answer(error)(scope, receive, send_with_id)
         except Exception:
-            logger.exception("%s %s failed [%s]", scope["method"], scope["path"], request_id)
+            logger.exception(
+                "%s %s failed [%s]",
+                scope["method"],
+                scope["path"],
+                request_id,
+                extra={"http_request": request_id},
+            )
             if status:
                 raise
             message = f"an error of the server; its log has it under {request_id}"
@@ -69,14 +75,21 @@ class Guard:
             )
         finally:
             holder = scope["state"].get("holder")
+            seconds = time.monotonic() - began
             logger.info(
                 "%s %s %s %.3f s tenant=%s [%s]",
                 scope["method"],
                 ascii(scope["path"]),  # it may hold line ends
                 status or "-",
-                time.monotonic() - began,
+                seconds,
                 holder.tenant if holder else "-",
                 request_id,
+                extra={
+                    "http_request": request_id,
+                    "tenant": holder.tenant if holder else None,
+                    "status": status or None,
+                    "seconds": round(seconds, 6),
+                },
             )
 
     async def _guarded(self, scope: Message, receive: Receive, send: Send) -> None:

@@ -7,7 +7,7 @@ long the scheduler lives, nor on how many tenants it has seen.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +17,9 @@ from .glance import TenantGlance
 
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
+
+
+_NOBODY: Mapping[str, float] = {}
 
 
 class Totals(NamedTuple):
@@ -51,7 +54,7 @@ class TenantHistory:
         self._width = 0
         self._times = np.full(samples, np.nan)
         self._least = np.full(samples, np.nan)
-        self._all = np.zeros((samples, 4))  # of everybody: queued, running, active, sum of vTimes
+        self._all = np.zeros((samples, 4))  # see everybody
         # By column: number of the last sample in which its tenant was active, and first service.
         self._seen = np.empty(0, np.int64)
         self._began = np.empty(0)
@@ -65,26 +68,37 @@ class TenantHistory:
         """Whose standing `sample` wants: those active now, and those that have a column."""
         return list(dict.fromkeys([*active, *self._columns]))
 
-    def sample(self, now: float, tenants: Sequence[str], glances: Sequence[TenantGlance]) -> None:
-        """How these tenants stand at `now`. O(tenants); times must not go back."""
+    def sample(
+        self,
+        now: float,
+        tenants: Sequence[str],
+        glances: Sequence[TenantGlance],
+        worked: Mapping[str, float] = _NOBODY,
+    ) -> None:
+        """How these tenants stand at `now`. O(tenants); times must not go back.
+
+        worked: device seconds of runs that ended since the last sample, by tenant: who came and went
+        between two samples is kept too.
+        """
         assert not self._number or now >= self.totals.now, "times go back"
         row = self._number % self._samples
         self._times[row] = now
         values = np.array(glances, np.float64).reshape(len(tenants), 6)
         active, ready = values[:, 4] > 0, values[:, 5] > 0
         columns = np.array([self._columns.get(tenant, -1) for tenant in tenants], np.intp)
-        for at in np.flatnonzero(active & (columns < 0)).tolist():
-            column = self._new_column(tenants[at], values[at, 1])
+        there = active | np.array([tenant in worked for tenant in tenants], np.bool_)
+        for at in np.flatnonzero(there & (columns < 0)).tolist():
+            before_s = values[at, 1] - worked.get(tenants[at], 0.0)
+            column = self._new_column(tenants[at], before_s)
             columns[at] = -1 if column is None else column
-        self._write(row, columns, values, active)
+        self._write(row, columns, values, there)
         vtime = values[:, 0]
-        sums = values[active].sum(axis=0)
-        count = int(active.sum())
-        self._all[row] = sums[2], sums[3], count, sums[0]
+        sums = values[there].sum(axis=0)
+        self._all[row] = sums[2], sums[3], np.count_nonzero(there), sums[0]
         self._least[row] = least_s = _least(vtime[active])
         self.totals = Totals(
             now,
-            count,
+            int(np.count_nonzero(active)),
             int(sums[2]),
             int(sums[3]),
             least_s,
@@ -168,7 +182,7 @@ class TenantHistory:
         return self._least[self._rows()]
 
     def vtimes(self, tenants: Sequence[str]) -> Floats:
-        """[samples, tenants] seconds; nan where a tenant was not active."""
+        """[samples, tenants] seconds; nan where a tenant was not active, nor had been since the last."""
         return self._vtime[np.ix_(self._rows(), self._at(tenants))]
 
     def queued(self, tenants: Sequence[str]) -> Counts:
@@ -180,7 +194,8 @@ class TenantHistory:
         return self._running[np.ix_(self._rows(), self._at(tenants))]
 
     def everybody(self) -> Floats:
-        """[samples, 4], of all tenants: requests queued and running, active tenants, sum of their vTimes."""
+        """[samples, 4]: requests queued and running of all tenants, how many tenants have a vTime, and the
+        sum of these."""
         return self._all[self._rows()]
 
     def latest(self) -> tuple[list[str], Floats, Counts, Counts]:

@@ -26,6 +26,8 @@ class Watch:
         self.tenants = TenantHistory()
         self.requests = RunHistory()
         self.facts = Facts()
+        # Device seconds of runs that have ended since the last sample, by tenant.
+        self._worked: dict[str, float] = {}
 
     def close(self) -> None:
         self.policy = None
@@ -34,8 +36,9 @@ class Watch:
         """Take down how tenants stand. O(tenants that are, or lately were, active)."""
         if self.policy is None:
             return
-        tenants = self.tenants.watched(glance.active_tenants(self.policy))
-        self.tenants.sample(now, tenants, glance.standings(self.policy, tenants))
+        tenants = self.tenants.watched([*glance.active_tenants(self.policy), *self._worked])
+        self.tenants.sample(now, tenants, glance.standings(self.policy, tenants), self._worked)
+        self._worked = {}
 
     def ended(
         self, now: float, key: str, outcome: str, report: Mapping[str, Any] | None = None
@@ -55,6 +58,8 @@ class Watch:
         elif outcome == "done":
             compute_s = max(0.0, now - run.started)
         self.requests.ended(now, run, outcome, load_s, compute_s, transfer_s, steps)
+        seconds = load_s + compute_s + transfer_s
+        self._worked[run.tenant] = self._worked.get(run.tenant, 0.0) + seconds
 
     def _check(self) -> None:
         self.tenants._check()

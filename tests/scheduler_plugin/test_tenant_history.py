@@ -127,3 +127,15 @@ def test_it_is_what_a_plain_list_of_samples_would_be(samples):
     np.testing.assert_allclose(
         history.everybody()[:, 3], [sum(v for v, _, _ in p.values()) for p in kept]
     )
+
+
+def test_who_came_and_went_between_two_samples_is_kept_with_what_it_used():
+    history = TenantHistory()
+    sampled(history, 0.0, {"ann": busy(1.0, service_s=9.0)})
+    gone = {"ann": busy(1.0, service_s=9.0), "bob": TenantGlance(3.0, 11.0, 0, 0, False, False)}
+    history.sample(1.0, list(gone), list(gone.values()), {"bob": 4.0})
+    history._check()
+    assert history.tenants == ["ann", "bob"]
+    assert dict(zip(*history.used(60.0), strict=True)) == {"ann": 0.0, "bob": 4.0}
+    assert history.totals.active == 1
+    assert history.totals.least_s == 1.0

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, final
@@ -89,6 +89,11 @@ class ModelFn:
         objects. Runs under `torch.no_grad()` in the executor's thread.
         """
         raise ComposeError(f"{type(self).__name__} must define execute()")
+
+    def soon(self) -> Sequence[ModelFn]:
+        """Models that another invocation of the same request runs after this one, and that take long to
+        load. The worker that runs this one may load them meanwhile."""
+        return ()
 
     # -- declarations --------------------------------------------------------------------------
 

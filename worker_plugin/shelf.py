@@ -69,9 +69,15 @@ class Shelf:
         """Those that whoever asks next gets. The lock is held."""
         return iter(self._skeletons.values())
 
+    def has(self, model_fn: ModelFn, unit: str) -> bool:
+        """Whether it is there, or is being loaded. The lock is held."""
+        key = _key(model_fn, unit)
+        skeleton = self._skeletons.get(key)
+        return key in self._loading or (skeleton is not None and not skeleton.stale)
+
     def take(self, model_fn: ModelFn, unit: str) -> tuple[Skeleton, bool]:
         """The model, in use from now on, and whether it was there. One thread loads it, others wait."""
-        key = f"{unit}\0{model_fn.model_key}" if unit else model_fn.model_key
+        key = _key(model_fn, unit)
         with self._changed:
             if not self._changed.wait_for(lambda: key not in self._loading, self._wait_s):
                 raise LoadError(
@@ -81,6 +87,7 @@ class Shelf:
             skeleton = self._skeletons.get(key)
             if skeleton is not None and not skeleton.stale:
                 skeleton.users += 1
+                skeleton.label = repr(model_fn)  # of several that are one model, the last one's
                 self._skeletons.move_to_end(key)
                 return skeleton, True
             self._loading.add(key)
@@ -228,3 +235,7 @@ class Shelf:
         for skeleton in (*self._skeletons.values(), *self._retired):
             assert skeleton.users >= 0
             assert all(weights in self._layers for weights in skeleton.weights)
+
+
+def _key(model_fn: ModelFn, unit: str) -> str:
+    return f"{unit}\0{model_fn.model_key}" if unit else model_fn.model_key

@@ -22,6 +22,7 @@ from .content import ContentIds
 from .file_identity import FileIdentity
 from .host_tier import HostTier, HostTierStatistics
 from .lease import Lease, Timing
+from .preparer import Preparer
 from .profiles import Profiles
 from .residency import Residency
 from .resident import ResidentLayers
@@ -91,6 +92,9 @@ class WeightStore:
             self._changed,
             wait_s,
         )
+        self._preparer = Preparer(
+            self._shelf, self._cache, self._layers, self._changed, self._numbers
+        )
 
     # Leases
 
@@ -107,6 +111,7 @@ class WeightStore:
         unit = {"wcache": workflow, "nocache": request}.get(self.mode, "")
         start = time.perf_counter()
         skeleton, files, was_there = self._take(model_fn, unit)
+        self._preparer.used(skeleton)
         outer = getattr(self._here, "lease", None)
         lease = Lease(next(self._numbers), skeleton, bucket, outer)
         if not was_there:
@@ -115,7 +120,8 @@ class WeightStore:
             self._begin(lease)
             self._here.lease = lease
             try:
-                yield lease
+                with self._preparer.beside(model_fn, unit):
+                    yield lease
             except BaseException:
                 lease.timings.clear()  # it may have broken off anywhere: no measure of the model
                 raise
@@ -342,6 +348,7 @@ class WeightStore:
 
     def close(self) -> None:
         """Give everything back. Nothing may be leased."""
+        self._preparer.close(self._wait_s)
         self._layers.close()
         self._shelf.close()
         self._host.close()
@@ -400,6 +407,7 @@ class WeightStore:
         with self._changed:
             self._layers._check()
             self._shelf._check()
+            self._preparer._check()
             self._host._check()
             assert set(self._leases) == {lease.number for lease in self._leases.values()}
 

@@ -99,7 +99,8 @@ class Loras:
 def adapted(options: Mapping[str, Any], loras: Any, part: str) -> dict[str, Any]:
     """The options of the ModelFn that runs `part` ("transformer", "text_encoder", ...) with adapters.
 
-    A text encoder runs before the denoiser: its worker reads the other parts' adapters meanwhile.
+    A text encoder runs before the denoiser: its worker reads the other parts' adapters meanwhile, and
+    puts the denoiser's into it.
     """
     if not loras:
         return dict(options)
@@ -109,13 +110,19 @@ def adapted(options: Mapping[str, Any], loras: Any, part: str) -> dict[str, Any]
             "`loras: Annotated[Static[Any], Loras(folder)]`"
         )
     made = dict(options)
-    mine = [[a.source, a.identity, a.scale] for a in loras if part in a.parts]
-    ahead = [a.source for a in loras if set(a.parts) - {part}]
-    if mine:
+    if mine := _of(loras, part):
         made["adapters"] = mine
+    ahead = [a.source for a in loras if set(a.parts) - {part}]
     if ahead and part.startswith("text_encoder"):
         made["ahead"] = ahead
+        denoisers = {p for a in loras for p in a.parts if not p.startswith("text_encoder")}
+        for denoiser in sorted(denoisers):  # there is one
+            made["soon"] = {"part": denoiser, "adapters": _of(loras, denoiser)}
     return made
+
+
+def _of(loras: Adapters, part: str) -> list[list[Any]]:
+    return [[a.source, a.identity, a.scale] for a in loras if part in a.parts]
 
 
 def _items(name: str, value: Any) -> list[Any]:

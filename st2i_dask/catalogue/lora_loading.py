@@ -66,8 +66,11 @@ def load_adapters(
     What of them is for other components is left out. unet: configuration of the whole pipeline's.
     LoadError when a file is another one than was submitted, or does not load.
     """
+    from peft.tuners import tuners_utils
     from peft.tuners.tuners_utils import BaseTunerLayer
 
+    # PEFT's own changes how all threads of the process make parameters.
+    tuners_utils.init_empty_weights = _without_memory
     names = []
     for source, identity, _ in adapters:
         path = locate(source)[1]
@@ -90,6 +93,24 @@ def load_adapters(
         if isinstance(module, BaseTunerLayer)
     ]
     return LoadedAdapters(layers, names)
+
+
+def _without_memory() -> Any:
+    """Context: new modules of this thread have no memory and no first values; a file will give both."""
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    class WithoutMemory(TorchFunctionMode):
+        def __torch_function__(
+            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            if getattr(function, "__module__", None) == "torch.nn.init":
+                return args[0] if args else kwargs["tensor"]
+            if function is torch.empty:
+                return function(*args, **{**(kwargs or {}), "device": "meta"})
+            return function(*args, **(kwargs or {}))
+
+    return WithoutMemory()
 
 
 def _load(

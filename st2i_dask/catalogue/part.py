@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import PurePath
 from typing import Any, final
 
 from ..model_fn import ModelFn
+from . import blueprints
+from .blueprints import Blueprint
 from .folder import load_parts, read_folder
 from .lora_files import read_ahead
 from .lora_fit import unet_config
 from .lora_loading import load_adapters
+
+#: Components that take the most adapters, and the longest to load.
+DENOISERS = frozenset({"transformer", "unet"})
 
 
 class PipelinePart(ModelFn):
@@ -22,7 +28,8 @@ class PipelinePart(ModelFn):
     model to the platform, whatever they do with it: a VAE that encodes and decodes is loaded once.
 
     options: dtype; those of `lora.adapted`: adapters (source, identity, scale) that the model runs with,
-    and files that its worker reads ahead. One model with adapters serves any scales.
+    files that its worker reads ahead, and the part with adapters that it makes ready. One model with
+    adapters serves any scales.
     """
 
     parts: frozenset[str] = frozenset()
@@ -31,6 +38,7 @@ class PipelinePart(ModelFn):
     def model_key(self) -> str:
         options = {**self.options}
         options.pop("ahead", None)
+        options.pop("soon", None)
         if adapters := options.pop("adapters", None):
             options["adapters"] = [identity for _, identity, _ in adapters]
         what = [sorted(self.parts), self.model_path, options]
@@ -40,16 +48,43 @@ class PipelinePart(ModelFn):
         names = [PurePath(source).name for source, _, _ in self.options.get("adapters", ())]
         return f"{self.name}({', '.join([repr(self.model_path), *names])})"
 
+    def soon(self) -> Sequence[ModelFn]:
+        """The denoiser with its adapters, where it can be loaded while others run: once the worker has had
+        it before, with whatever adapters."""
+        if not (wanted := self.options.get("soon")):
+            return ()
+        part, dtype = wanted["part"], self.options.get("dtype")
+        blueprint = blueprints.find(str(self.model_path), part, dtype)
+        if blueprint is None:
+            return ()
+        options = {"dtype": dtype} if dtype else {}
+        made = _OnlyLoaded(self.model_path, name=part, adapters=wanted["adapters"], **options)
+        made.parts, made.blueprint = frozenset({part}), blueprint
+        return (made,)
+
     @final
     def load_model(self, model_path: str | None) -> dict[str, Any]:
-        dtype = self.options.get("dtype")
-        pipeline = load_parts(str(model_path), set(self.parts), dtype)
+        pipeline = self._pipeline(str(model_path), self.options.get("dtype"))
         components = {"pipeline": pipeline}
         if adapters := self.options.get("adapters"):
             loadable = [p for p in pipeline._lora_loadable_modules if p in self.parts]
             unet = unet_config(read_folder(str(model_path)))
             components["adapters"] = load_adapters(pipeline, loadable, adapters, unet)
         return components
+
+    def _pipeline(self, source: str, dtype: str | None) -> Any:
+        part = next(iter(self.parts))
+        if part not in DENOISERS or len(self.parts) > 1:
+            return load_parts(source, set(self.parts), dtype)
+        if found := self._blueprint(source, part, dtype):
+            return found.pipeline()
+        since_ns = time.time_ns()
+        pipeline = load_parts(source, {part}, dtype)
+        blueprints.keep(pipeline, source, part, dtype, since_ns)
+        return pipeline
+
+    def _blueprint(self, source: str, part: str, dtype: str | None) -> Blueprint | None:
+        return blueprints.find(source, part, dtype)
 
     @final
     def execute(self, model_components: Mapping[str, Any], **inputs: Any) -> Mapping[str, Any]:
@@ -64,3 +99,15 @@ class PipelinePart(ModelFn):
     def run(self, pipeline: Any, **inputs: Any) -> Mapping[str, Any]:
         """Outputs by name; `pipeline` has the components that are named in `parts`, the others None."""
         raise TypeError(f"{type(self).__name__} must define run()")
+
+
+class _OnlyLoaded(PipelinePart):
+    """Stands for any with the same parts, folder and options. Loading it changes nothing of the process."""
+
+    blueprint: Blueprint
+
+    def setup_io(self) -> None:
+        self.add_output("nothing")
+
+    def _blueprint(self, *_: Any) -> Blueprint:
+        return self.blueprint

@@ -8,12 +8,16 @@ import time
 
 import pytest
 import torch
+from distributed import Client, LocalCluster
 
-from st2i_dask.catalogue import lora_files, tiny, tiny_lora
+import st2i_dask as st2i
+from st2i_dask.catalogue import lora_files, part, tiny, tiny_lora
 from st2i_dask.catalogue.flux.parts import ClipText, FluxTransformer, T5Text, VaeDecoder
 from st2i_dask.catalogue.folder import read_folder
 from st2i_dask.catalogue.lora import Loras, adapted
 from st2i_dask.errors import LoadError
+
+from .running import run_here
 
 torch.set_num_threads(1)
 
@@ -199,3 +203,48 @@ def test_content_names_a_file_and_time_makes_it_be_read_anew(file, tmp_path, rea
 
 def test_decoders_do_not_read_ahead(folder):
     assert VaeDecoder(folder.source).options == {}
+
+
+def test_a_worker_puts_adapters_in_while_its_text_encoder_runs(folder, tmp_path, monkeypatch):
+    files = [
+        tiny_lora.save_lora(tmp_path / f"{seed}.safetensors", tiny.flux(), seed=seed)
+        for seed in range(2)
+    ]
+    workflow = st2i.load(folder.source, dtype="float32", name="ahead")
+    parameters = dict(prompt="a cat", seed=3, num_steps=2, height=32, width=32, output_type="pt")
+    told, injected = [], threading.Event()
+
+    def record(owner, name, what, then=lambda: None):
+        function = getattr(owner, name)
+
+        def recorded(*args, **kwargs):
+            start = time.perf_counter()
+            made = function(*args, **kwargs)
+            then()
+            told.append((what, threading.current_thread().name, start, time.perf_counter()))
+            return made
+
+        monkeypatch.setattr(owner, name, recorded)
+
+    # An encoder that takes longer than putting adapters in.
+    record(T5Text, "run", "encoder", lambda: injected.wait(30))
+    record(FluxTransformer, "run", "step")
+    record(part, "load_adapters", "adapters", injected.set)
+    options = dict(processes=False, threads_per_worker=1, dashboard_address=None)
+    with LocalCluster(1, **options) as cluster, Client(cluster) as client:
+        st2i.attach(client)
+        injected.set()
+        workflow.submit(client, **parameters).result(60)  # the base is there
+        made = []
+        for file in files:
+            injected.clear()
+            told.clear()
+            made.append(workflow.submit(client, loras=[(file, 0.7)], **parameters).result(60))
+            [(_, thread, begun, ended)] = [each for each in told if each[0] == "adapters"]
+            [encoder] = [each for each in told if each[0] == "encoder"]
+            first = min(start for what, _, start, _ in told if what == "step")
+            assert thread == "st2i-preparer"
+            assert encoder[2] < begun < ended < encoder[3] < first
+    for file, ours in zip(files, made, strict=True):
+        theirs = run_here(workflow, loras=[(file, 0.7)], **parameters)
+        assert torch.equal(torch.as_tensor(ours), torch.as_tensor(theirs))

@@ -19,6 +19,7 @@ from st2i_dask.catalogue import (
     tiny_sdxl,
     tiny_z_image,
 )
+from st2i_dask.plan import unpack
 
 from .running import run_here
 
@@ -117,6 +118,26 @@ def test_image_equals_the_pipelines(root, save, parts, task, name, parameters, d
     assert torch.equal(ours.float(), theirs.float())
     assert ours.std() > 0.01  # not a constant picture, which would prove nothing
     assert not torch.equal(ours.float(), plain.float()), "the adapters did nothing"
+
+
+@pytest.mark.parametrize(("save", "name"), {case[0]: (case[0], case[3]) for case in CASES}.values())
+def test_every_text_encoder_makes_the_denoiser_ready(root, save, name):
+    folder = saved(save, root)
+    denoiser = "unet" if save is tiny_sdxl.save_sdxl else "transformer"
+    base = pipeline(name, folder, "float32")
+    file = tiny_lora.save_lora(root / "ready.safetensors", base, parts=[denoiser])
+    klein = save is tiny_flux2_klein.save_flux2_klein
+    defaults = {"text_encoder_out_layers": LAYERS} if klein else {}
+    workflow = st2i.load(folder, dtype="float32", task="text-to-image", **defaults)
+    request = workflow.request(prompt="a cat", loras=[(file, 0.3)])
+    models = [unpack(task.args[0])[0] for task in request.tasks.values()]
+    encoders = [made for made in models if any(p.startswith("text_encoder") for p in made.parts)]
+    wanted = {made.model_key for made in models if denoiser in made.parts}
+    assert len(wanted) == 1
+    assert encoders
+    for encoder in encoders:
+        assert {soon.model_key for soon in encoder.soon()} == wanted
+    assert not any(made.soon() for made in models if made not in encoders)
 
 
 def test_adapters_of_one_family_are_refused_by_the_others(root):

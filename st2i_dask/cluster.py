@@ -14,6 +14,7 @@ from .config import ALLOCATORS as ALLOCATORS
 from .config import WEIGHTS as WEIGHTS
 from .config import checked_option, worker_options
 from .errors import AttachError
+from .shielded import shielded_children
 
 if TYPE_CHECKING:
     from distributed import Client, LocalCluster
@@ -111,15 +112,18 @@ def attach(
 def local_cluster(n_workers: int = 2, **options: Any) -> LocalCluster:
     """A Dask cluster on this machine: one process and one thread per worker.
 
+    Ctrl-C, and interrupting a notebook's kernel, reaches this process and not the workers.
+
     options: further `distributed.LocalCluster` arguments (memory_limit, dashboard_address, ...).
     """
     from distributed import LocalCluster
 
     if n_workers < 1:
         raise AttachError(f"n_workers={n_workers}; a cluster needs at least 1 worker")
-    return LocalCluster(
-        n_workers=n_workers, **{"threads_per_worker": 1, "processes": True, **options}
-    )
+    with shielded_children():
+        return LocalCluster(
+            n_workers=n_workers, **{"threads_per_worker": 1, "processes": True, **options}
+        )
 
 
 def _check_versions(client: Client) -> None:

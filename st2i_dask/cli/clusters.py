@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import click
 
 from ..errors import AttachError
-from .interrupts import shielded_children
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -51,8 +50,7 @@ def own_cluster(workers: int, *, announce: bool = False) -> Iterator[Client]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            with shielded_children():
-                cluster = local_cluster(workers, silence_logs=logging.ERROR)
+            cluster = local_cluster(workers, silence_logs=logging.ERROR)
         except (OSError, RuntimeError) as error:  # a time-out is an OSError
             raise AttachError(
                 f"a local cluster with {workers} workers could not be started: {error}; try fewer "
@@ -143,7 +141,7 @@ def check_reachable(address: str) -> None:
 
 
 def dashboard(client: Client) -> str:
-    """Where the dashboard is, or what it needs."""
+    """Where the dashboard's pages about workflows are once the cluster is attached, or what they need."""
     if find_spec("bokeh") is None:
         return "no dashboard here; it needs bokeh: pip install 'st2i_dask[dashboard]'"
-    return f"dashboard: {client.dashboard_link}"
+    return f"dashboard: {client.dashboard_link.removesuffix('/status')}/st2i"

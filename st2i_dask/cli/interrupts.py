@@ -6,8 +6,6 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import Iterator
-from multiprocessing import resource_tracker
 from types import FrameType
 from typing import Any
 
@@ -47,18 +45,3 @@ class Interrupts:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         self._before = {}
-
-
-@contextlib.contextmanager
-def shielded_children() -> Iterator[None]:
-    """Processes started within do not see SIGINT: Ctrl-C in a terminal goes to the whole group.
-
-    Here it is only delayed until the context ends. The mask is inherited by threads and processes.
-    """
-    # Starting this helper of multiprocessing unblocks SIGINT in the thread that does it.
-    resource_tracker.ensure_running()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)

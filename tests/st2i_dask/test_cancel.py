@@ -336,3 +336,47 @@ def test_when_it_is_done_a_delete_changes_nothing(cluster, client, tmp_path):
         assert http.get(path).json()["result"]["data"][0]["b64_json"]
     at_rest(client)
     assert request.charged_s() == before
+
+
+OWN_CLUSTER = """
+import st2i_dask as st2i
+from distributed import Client
+from tests.st2i_dask.stages import stages
+
+if __name__ == "__main__":
+    with st2i.local_cluster(2, dashboard_address=":0") as cluster, Client(cluster) as client:
+        workers = set(client.scheduler_info()["workers"])
+        futures = [stages.submit(client, stage="denoise", num_steps=10, seed=n) for n in range(2)]
+        print("begun", flush=True)
+        try:
+            st2i.progress(futures)
+        except KeyboardInterrupt:
+            print("interrupted", len(st2i.progress(futures)), [f.status for f in futures])
+            print(set(client.scheduler_info()["workers"]) == workers)
+"""
+
+
+@pytest.mark.slow
+def test_ctrl_c_does_not_reach_the_workers_of_a_local_cluster(tmp_path):
+    """In a terminal, and in a notebook, it goes to all processes; only the wait is interrupted."""
+    script = tmp_path / "script.py"
+    script.write_text(OWN_CLUSTER)
+    process = subprocess.Popen(
+        [sys.executable, str(script)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "PYTHONPATH": str(STAGES.parents[2])},
+    )
+    try:
+        assert process.stdout.readline() == "begun\n"
+        time.sleep(1.0)
+        os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=TIMEOUT)
+    finally:
+        process.kill()
+        process.wait()
+    assert out == "interrupted 2 ['finished', 'finished']\nTrue\n", err
+    assert "Traceback" not in err
+    assert process.returncode == 0

@@ -14,7 +14,8 @@ import pytest
 from PIL import Image
 
 from st2i_dask.cli.folder import MANIFEST
-from st2i_dask.cli.interrupts import Interrupts, shielded_children
+from st2i_dask.cli.interrupts import Interrupts
+from st2i_dask.shielded import shielded_children
 
 from .conftest import PAINT
 

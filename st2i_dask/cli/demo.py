@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..cluster import attach
 from ..operate import data_plane
 from ..tenants import check_tenant
 from .clusters import dashboard, own_cluster, quiet_logs
@@ -80,6 +81,7 @@ def run_demo(
     click.echo(f"starting a cluster with {count(workers, 'worker')} ...")
     with Interrupts() as interrupts:
         with own_cluster(workers, announce=True) as client:
+            attach(client)
             click.echo(dashboard(client))
             drawing = time.monotonic()
             outcome = _run(client, workflow, jobs, save, interrupts)

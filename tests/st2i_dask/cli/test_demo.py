@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
+import urllib.request
 
 import pytest
 from PIL import Image
@@ -107,6 +109,7 @@ def test_a_taken_dashboard_port_is_said_in_words(capsys):
     import socket
 
     from st2i_dask.cli.clusters import dashboard, own_cluster
+    from st2i_dask.cluster import attach
 
     with socket.socket() as taken:
         # Whoever has Dask's usual port, it is taken.
@@ -114,7 +117,11 @@ def test_a_taken_dashboard_port_is_said_in_words(capsys):
             taken.bind(("127.0.0.1", 8787))
             taken.listen()
         with own_cluster(1, announce=True) as client:
-            assert dashboard(client).startswith("dashboard: http://")
-            assert not dashboard(client).endswith(":8787/status")
+            said_where = dashboard(client)
+            assert re.fullmatch(r"dashboard: http://.+:\d+/st2i", said_where)
+            assert ":8787/" not in said_where
+            attach(client)
+            with urllib.request.urlopen(said_where.partition(" ")[2], timeout=30) as page:
+                assert page.status == 200
     said = capsys.readouterr().err
     assert said.splitlines() == ["the dashboard's usual port is taken; it gets another one"]

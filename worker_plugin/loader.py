@@ -11,6 +11,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextvars import Context, copy_context
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,7 +47,7 @@ class Buffer:
 
 
 #: What to load, of which weights, into which memory if that is given.
-_Order = tuple[Load, ModelWeights, Buffer | None]
+_Order = tuple[Context, Load, ModelWeights, Buffer | None]
 
 
 class Loader:
@@ -77,7 +78,8 @@ class Loader:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="st2i-loader", daemon=True)
             self._thread.start()
-        self._queue.put((load, weights, into))
+        # What follows from it is logged as the submitter's (st2i_dask.logs.about).
+        self._queue.put((copy_context(), load, weights, into))
 
     def close(self, timeout_s: float = 30.0) -> None:
         """Finish the layer at hand, bounded, and end the thread."""
@@ -92,8 +94,9 @@ class Loader:
 
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:
-            self._carry_out(*item)
-            del item
+            context, load, weights, into = item
+            context.run(self._carry_out, load, weights, into)
+            del item, context, load, weights, into
 
     def _carry_out(self, load: Load, weights: ModelWeights, into: Buffer | None) -> None:
         start = time.perf_counter()

@@ -10,7 +10,9 @@ import time
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import dask.config
 import pytest
+from distributed import Client, LocalCluster
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -242,6 +244,26 @@ def test_an_exporter_that_is_not_installed_is_refused(environment):
     environment.setenv("OTEL_TRACES_EXPORTER", "pigeon")
     with pytest.raises(st2i.AttachError, match=r"'pigeon' is not installed .* which has console"):
         tracing.Provider()
+
+
+def test_a_client_that_attaches_hears_what_is_missing(environment):
+    environment.setenv("OTEL_TRACES_EXPORTER", "pigeon")
+    with (
+        dask.config.set(ON),
+        LocalCluster(n_workers=1, processes=False, dashboard_address=":0") as cluster,
+        Client(cluster) as client,
+    ):
+        with pytest.raises(st2i.AttachError, match="'pigeon' is not installed"):
+            st2i.attach(client)
+        environment.setenv("OTEL_TRACES_EXPORTER", "none")
+        st2i.attach(client)
+        assert chain.submit(client, value=0.0).result() == 3.0
+
+
+def test_without_the_extra_the_cure_is_said():
+    code = "import sys; sys.modules['opentelemetry.sdk'] = None; import scheduler_plugin.tracing"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert "is missing on the scheduler; pip install 'st2i_dask[otel]'" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from st2i_dask.config import trace_options
 from st2i_dask.submission import submit_requests
 
 from ..scheduler_plugin.live import chain, hooks, idle, serving, until
+from ..worker_plugin import stacks
 
 
 @contextmanager
@@ -192,6 +193,32 @@ def test_what_goes_wrong_is_logged_without_debug():
     assert said["warning", "in the model"]["key"] == key
     refusal = next(line for line in found if line["message"].startswith("refused"))
     assert (refusal["tenant"], refusal["requests"]) == ("eve", 2)
+
+
+def test_layers_that_come_and_go_name_what_ran_then(tmp_path, monkeypatch):
+    monkeypatch.setenv("ST2I_CACHE", str(tmp_path / "cache"))
+    files = [
+        stacks.save(tmp_path / f"{name}.safetensors", 8, seed) for seed, name in enumerate("ab")
+    ]
+    with serving(1) as client:
+        st2i.attach(client, memory_bytes=12 * stacks.BLOCK, arena_bytes="64 KiB", weights="mcache")
+        with lines() as found:
+            for file in files:
+                future = stacks.workflow(file).submit(client, x=0.5, tenant="ann")
+                assert future.result() == stacks.expected(file, 0.5)
+                del future
+    loaded = [line for line in found if line["message"].endswith("loaded")]
+    evicted = [line for line in found if line["message"].endswith("evicted")]
+    assert len(loaded) == 16
+    assert len(evicted) >= 8, "one model fits"
+    for line in loaded + evicted:
+        assert line["nbytes"] == stacks.BLOCK
+        assert 0 <= line["layer"] < 8
+    # Decided as the second run began: by its thread.
+    (run,) = {line["key"] for line in evicted if "key" in line}
+    assert run.startswith("Stack_b")
+    assert {line["tenant"] for line in evicted if "key" in line} == {"ann"}
+    assert all(line["stimulus_id"] for line in evicted if "key" in line)
 
 
 @pytest.mark.slow

@@ -24,6 +24,7 @@ _COMMANDS = {
     "models": ("st2i_dask.cli.operate", "models", "Show what every worker has of every model."),
     "serve": ("st2i_dask.cli.serve", "serve", "Serve the OpenAI images API over HTTP."),
     "plan": ("st2i_dask.cli.plan", "plan", "How many executors a workload needs."),
+    "profile": ("st2i_dask.cli.profile", "profile", "Measure workflows on a cluster, for plan."),
     "replay": ("st2i_dask.cli.replay", "replay", "Submit a trace to a cluster, and report."),
     "reproduce": ("st2i_dask.cli.reproduce", "reproduce", "The paper's figures, simulated."),
     "settings": ("st2i_dask.cli.operate", "settings", "Show and change the scheduler's settings."),

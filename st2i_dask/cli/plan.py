@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from ..errors import ParameterError
-from .tables import table
+from .tables import count, table
 
 if TYPE_CHECKING:
     from ..simulate.tasks import Arrival
@@ -58,6 +59,13 @@ def plan(
     from ..simulate.plan import Size
     from ..simulate.plan import plan as planned
 
+    for option, value in (
+        ("--rate", rate),
+        ("--seconds", seconds),
+        *(("--memory", m) for m in memories),
+    ):
+        if not 0 < value < math.inf:
+            raise ParameterError(f"{option} is {value:g}; give a finite number above 0")
     workload, arrivals = _requests(trace, rate, seconds, workflows, profile, seed)
 
     def note(size: Size) -> None:
@@ -88,12 +96,16 @@ def plan(
         for size in one.curve
     ]
     click.echo(table(header, rows, right=range(5)))
-    click.echo("alone: " + ", ".join(f"{name} {s:.3f} s" for name, s in found[0].alone_s.items()))
+    if profile is not None:
+        alone = ", ".join(f"{name} {seconds:.3f} s" for name, seconds in found[0].alone_s.items())
+        click.echo(f"alone: {alone}")
     for one in found:
-        enough = "more than 1,024" if one.needed is None else str(one.needed)
+        enough = "more than 1,024 executors"
+        if one.needed is not None:
+            enough = count(one.needed, "executor")
         click.echo(
-            f"{enough} executors of {one.memory_bytes / 1e9:g} GB serve {100 * target:g} % of "
-            f"{len(arrivals)} requests within {slo:g} times their solo latency"
+            f"{enough} of {one.memory_bytes / 1e9:g} GB for {100 * target:g} % of "
+            f"{count(len(arrivals), 'request')} within {slo:g} times the latency alone"
         )
 
 

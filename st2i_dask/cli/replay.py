@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..errors import ParameterError
+from ..simulate.live import attainment, play
 from ..tenants import check_tenant
+from .calls import PROMPT, Call, call_of
 from .clusters import running_cluster
-from .options import checked, parse_assignments
-from .sources import find_workflow
 from .tables import table
 
 if TYPE_CHECKING:
     from distributed import Client
 
+    from ..simulate.measured import Measured
     from ..simulate.traces import Asked
-    from ..workflow import Workflow
 
-_PROMPT = "a red circle on a white background"
+#: How long the first request of a workflow may take, seconds: it loads.
+ALONE_SECONDS = 600.0
+LONGEST_TRACE_S = 30 * 86400.0
 
 
 @click.command(
@@ -33,7 +33,8 @@ _PROMPT = "a red circle on a white background"
 
 Reports, by tenant, requests that were done within their deadline, latencies and device time, and what
 the workers' caches did. A deadline is a multiple of the latency of the same request alone, which is
-measured first. Exit status 1: some requests failed."""
+measured first. With a --profile that `st2i profile` wrote, also what the simulator says of the same
+requests on as many workers. Exit status 1: some requests failed."""
 )
 @click.option(
     "--trace",
@@ -52,10 +53,15 @@ measured first. Exit status 1: some requests failed."""
     help="What to run: for requests of workflow NAME of the trace, or for all others.",
 )
 @click.option("--param", "assignments", multiple=True, metavar="NAME=VALUE", help="Repeatable.")
-@click.option("--prompt", default=_PROMPT, show_default=True, help="Of workflows that take one.")
+@click.option("--prompt", default=PROMPT, show_default=True, help="Of workflows that take one.")
 @click.option("--rate", default=1.0, show_default=True, help="Make the trace so much faster.")
 @click.option("--seconds", type=float, help="Only so much of the trace, after --rate.")
 @click.option("--slo", default=3.0, show_default=True, help="Deadline, times the latency alone.")
+@click.option(
+    "--profile",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Of these workflows, to simulate the same requests.",
+)
 @click.option(
     "--json", "file", type=click.Path(dir_okay=False, path_type=Path), help="Figures go here."
 )
@@ -68,21 +74,34 @@ def replay(
     rate: float,
     seconds: float | None,
     slo: float,
+    profile: Path | None,
     file: Path | None,
 ) -> None:
-    from ..simulate import traces
+    from ..simulate import measured, traces
 
     asked = traces.scaled(traces.read(path), rate)
     asked = [a for a in asked if seconds is None or a.at < seconds]
     if not asked:
-        raise ParameterError(f"no request of {path} is within {seconds} s; give more --seconds")
+        raise ParameterError(f"no request of {path} is within {seconds:g} s; give more --seconds")
+    if asked[-1].at > LONGEST_TRACE_S:
+        raise ParameterError(
+            f"{path} lasts {asked[-1].at:.3g} s, more than {LONGEST_TRACE_S:,.0f}; give --seconds, or a "
+            "larger --rate"
+        )
     for tenant in {a.tenant for a in asked}:
         check_tenant(tenant)
     if not slo > 1:
         raise ParameterError(f"--slo is {slo}; give a multiple of the latency alone above 1")
-    played = _by_name(sources, assignments, prompt, asked)
+    if file is not None and not file.resolve().parent.is_dir():
+        raise ParameterError(f"--json {file}: there is no folder {file.resolve().parent}; make it")
+    calls = _by_name(sources, assignments, prompt, asked)
+    known = measured.read(profile) if profile is not None else None
+    named = _as_measured(known, calls, asked) if known is not None else []
     with running_cluster(scheduler) as client:
-        figures = run(client, asked, played, slo, note=lambda text: click.echo(text, err=True))
+        figures = run(client, asked, calls, slo, note=lambda text: click.echo(text, err=True))
+        executors = len(client.nthreads())
+    if known is not None and executors:
+        figures["simulated"] = _simulated(known, named, executors, slo)
     click.echo(_shown(figures))
     if file is not None:
         file.write_text(json.dumps(figures, indent=2) + "\n")
@@ -90,35 +109,26 @@ def replay(
         click.get_current_context().exit(1)
 
 
-@dataclass
-class Played:
-    """A workflow and the values it is called with; `seeded`: it takes a seed."""
-
-    workflow: Workflow
-    values: dict[str, Any]
-    seeded: bool = False
-    alone_s: float = 0.0
-
-    def submit(self, client: Client, tenant: str, number: int) -> Any:
-        values = {**self.values, "seed": number} if self.seeded else self.values
-        return self.workflow.submit(client, tenant=tenant, **values)
-
-
 def _by_name(
     sources: Sequence[str], assignments: Sequence[str], prompt: str, asked: Sequence[Asked]
-) -> dict[str, Played]:
+) -> dict[str, Call]:
     """By the trace's names of workflows; '' is for all that have none of their own."""
     wanted = {a.workflow for a in asked}
-    found: dict[str, Played] = {}
+    found: dict[str, Call] = {}
     for source in sources:
         name, equals, rest = source.partition("=")
+        if equals and name not in wanted and not Path(source).exists():
+            shown = ", ".join(map(repr, sorted(wanted)[:10]))
+            raise ParameterError(
+                f"--workflow {source!r}: the trace asks for no workflow {name!r}, but for {shown}"
+            )
         name, text = (name, rest) if equals and name in wanted else ("", source)
-        workflow = find_workflow(text)
-        names = {parameter.name for parameter in workflow.parameters}
-        values = checked(workflow, parse_assignments(workflow, assignments))
-        if "prompt" in names:
-            values.setdefault("prompt", prompt)
-        found[name] = Played(workflow, values, "seed" in names and "seed" not in values)
+        if name in found:
+            raise ParameterError(
+                f"--workflow {source!r}: there is one for {f'workflow {name!r}' if name else 'all others'} "
+                "already; give each workflow of the trace one at most, by NAME=SOURCE"
+            )
+        found[name] = call_of(text, assignments, prompt)
     missing = sorted(wanted - set(found))
     if missing and "" not in found:
         raise ParameterError(
@@ -128,58 +138,63 @@ def _by_name(
     return found
 
 
-@dataclass
-class _Done:
-    """How each request went: latency in seconds, or None when it failed."""
+def _as_measured(known: Measured, calls: Mapping[str, Call], asked: Sequence[Asked]) -> list[Asked]:
+    """The requests, their workflows called as the profile calls them. ParameterError: it lacks one."""
+    found = []
+    for request in asked:
+        name = request.workflow
+        if name not in known.workflows:
+            name = (calls.get(name) or calls[""]).workflow.name
+        if name not in known.workflows:
+            raise ParameterError(
+                f"the profile has no workflow {name!r}, it has: {', '.join(known.workflows) or 'none'}; "
+                "measure it with st2i profile"
+            )
+        found.append(request._replace(workflow=name))
+    return found
 
-    latency_s: dict[int, float | None] = field(default_factory=dict)
-    all: threading.Event = field(default_factory=threading.Event)
+
+def _simulated(
+    known: Measured, asked: Sequence[Asked], executors: int, slo: float
+) -> dict[str, float]:
+    """attainment and p99_s of the same requests in virtual time."""
+    from ..simulate.plan import measured
+
+    workload, arrivals = known.asked(asked)
+    size = measured(workload, arrivals, executors, slo)
+    return {"executors": executors, "attainment": size.attainment, "p99_s": size.p99_s}
 
 
 def run(
     client: Client,
     asked: Sequence[Asked],
-    played: Mapping[str, Played],
+    calls: Mapping[str, Call],
     slo: float,
     note: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """Submit and wait. Figures: attainment (0 to 1), p50_s, p95_s, p99_s, failed, late_s (how much
-    later than the trace says the last request was submitted), tenants, caches."""
+    later than the trace says the last request was submitted), alone_s by workflow, tenants, caches."""
     from .. import operate
 
-    for one in played.values():
+    alone_s = {}
+    for name, call in calls.items():
         for number in range(2):  # the first loads
             began = time.monotonic()
-            one.submit(client, "st2i-replay", number).result()
-            one.alone_s = time.monotonic() - began
-        note(f"{one.workflow.name}: {one.alone_s:.3f} s alone, deadline {slo * one.alone_s:.3f} s")
+            call.submit(client, "st2i-replay", number).result(timeout=ALONE_SECONDS)
+            alone_s[name] = time.monotonic() - began
+        one = alone_s[name]
+        note(f"{call.workflow.name}: {one:.3f} s alone, deadline {slo * one:.3f} s")
     service = {row["tenant"]: row["service_s"] for row in operate.tenants(client)}
     caches = _caches(operate.models(client))
-    done = _Done()
-    begin = time.monotonic()
-    futures = []
-    late_s = 0.0
-    for number, request in enumerate(asked):
-        time.sleep(max(0.0, begin + request.at - time.monotonic()))
-        one = played.get(request.workflow) or played[""]
-        submitted = time.monotonic()
-        late_s = max(late_s, submitted - begin - request.at)
-        future = one.submit(client, request.tenant, number)
-
-        def ended(future: Any, number: int = number, submitted: float = submitted) -> None:
-            seconds = time.monotonic() - submitted
-            done.latency_s[number] = seconds if future.status == "finished" else None
-            if len(done.latency_s) == len(asked):
-                done.all.set()
-
-        future.add_done_callback(ended)
-        futures.append(future)
-    done.all.wait()
-    seconds = time.monotonic() - begin
+    names = [a.workflow if a.workflow in calls else "" for a in asked]
+    played = play(
+        [a.at for a in asked],
+        lambda number: calls[names[number]].submit(client, asked[number].tenant, number),
+    )
     after = {row["tenant"]: row["service_s"] for row in operate.tenants(client)}
     used = _caches(operate.models(client))
-    deadline = [slo * (played.get(a.workflow) or played[""]).alone_s for a in asked]
-    latency = [done.latency_s[number] for number in range(len(asked))]
+    deadline = [slo * alone_s[name] for name in names]
+    latency = played.latency_s
     rows = []
     for tenant in dict.fromkeys(a.tenant for a in asked):
         own = [n for n, a in enumerate(asked) if a.tenant == tenant]
@@ -194,9 +209,10 @@ def run(
         "requests": len(asked),
         **_served(latency, deadline),
         "failed": sum(one is None for one in latency),
-        "seconds": seconds,
-        "late_s": late_s,
+        "seconds": played.seconds,
+        "late_s": played.late_s,
         "slo": slo,
+        "alone_s": {call.workflow.name: alone_s[name] for name, call in calls.items()},
         "tenants": rows,
         "fairness": _jain([row["service_s"] for row in rows]),
         "caches": {name: used[name] - caches[name] for name in used},
@@ -204,16 +220,13 @@ def run(
 
 
 def _served(latency: Sequence[float | None], deadline: Sequence[float]) -> dict[str, float]:
-    good = sum(
-        one is not None and one <= limit for one, limit in zip(latency, deadline, strict=True)
-    )
     ordered = sorted(one for one in latency if one is not None)
 
     def share(part: float) -> float:
         return ordered[min(len(ordered) - 1, int(part * len(ordered)))] if ordered else 0.0
 
     shares = {f"p{round(100 * part)}_s": share(part) for part in (0.5, 0.95, 0.99)}
-    return {"attainment": good / len(latency), **shares}
+    return {"attainment": attainment(latency, deadline), **shares}
 
 
 def _caches(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -249,4 +262,11 @@ def _shown(figures: Mapping[str, Any]) -> str:
         f"caches: {caches['hits']:.0f} of {caches['runs']:.0f} runs found their model, "
         f"{caches['loads']:.0f} layers loaded, {caches['stalled_s']:.2f} s waited for loads"
     )
-    return "\n".join([table(header, rows, right=range(1, 6)), served, cached])
+    lines = [table(header, rows, right=range(1, 6)), served, cached]
+    if "simulated" in figures:
+        virtual = figures["simulated"]
+        lines.append(
+            f"simulated on {virtual['executors']} workers: {100 * virtual['attainment']:.1f} % within "
+            f"their deadline; p99 {virtual['p99_s']:.2f} s"
+        )
+    return "\n".join(lines)

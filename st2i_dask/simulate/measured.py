@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,9 @@ from .tasks import Arrival
 from .traces import Asked
 from .workflows import Position, Workflow
 from .workload import Workload
+
+#: Of a position, in a file.
+_KEYS = ("fn", "models", "deps", "callback_deps", "out_bytes")
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ class Measured:
         stands = {name: own[n % len(own)] for n, (name, _) in enumerate(others.most_common())}
         pairs = [(a.tenant, stands.get(a.workflow, a.workflow)) for a in trace]
         shares = Counter(pairs)
-        names = {pair: f"{pair[0]} {pair[1]}" for pair in shares}
+        names = {pair: f"t{number}" for number, pair in enumerate(shares)}
         workload = Workload(
             "trace",
             self.profile,
@@ -90,7 +93,7 @@ def write(measured: Measured, path: Path) -> None:
     saved = profiles.encode(measured.profile)
     if measured.workflows:
         saved["workflows"] = {
-            name: [asdict(position) for position in workflow.positions]
+            name: [{key: getattr(p, key) for key in _KEYS} for p in workflow.positions]
             for name, workflow in measured.workflows.items()
         }
     path.write_text(json.dumps(saved, indent=1) + "\n")
@@ -104,12 +107,16 @@ def _workflow(name: str, rows: Any) -> Workflow:
 
 def _position(name: str, at: int, row: Any) -> Position:
     where = f"workflow {name!r}, position {at}"
+    if not isinstance(row, dict) or not set(row) <= set(_KEYS):
+        raise ParameterError(f"{where} is {row!r:.80}; it may have: {', '.join(_KEYS)}")
+    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}
     try:
-        position = Position(
-            **{key: tuple(v) if isinstance(v, list) else v for key, v in row.items()}
-        )
-    except (TypeError, AttributeError) as error:
+        position = Position(**values)
+    except TypeError as error:
         raise ParameterError(f"{where}: {error}") from None
+    lists = (position.models, position.deps, position.callback_deps)
+    if not all(isinstance(one, tuple) for one in lists):
+        raise ParameterError(f"{where} has models {position.models!r}; give lists")
     earlier: Iterable[Any] = (*position.deps, *position.callback_deps)
     if any(type(dep) is not int or not 0 <= dep < at for dep in earlier):
         raise ParameterError(f"{where} needs {list(earlier)!r}; give earlier positions, from 0 on")

@@ -13,7 +13,7 @@ import itertools
 import math
 import random
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -53,17 +53,22 @@ def read(path: Path) -> list[Asked]:
         raise ParameterError(f"trace {path} cannot be read: {error}") from None
     first = lines[0] if lines else ""
     reader = next((r for start, r in _READERS.items() if first.startswith(start)), _gaps)
+    found = []
+    rows = reader(lines)
     try:
-        found = sorted(reader(lines))
+        for asked in rows:
+            if not (math.isfinite(asked.at) and asked.tenant):
+                raise ValueError(f"a request at {asked.at!r} of tenant {asked.tenant!r}")
+            found.append(asked)
     except (ValueError, KeyError, TypeError) as error:
+        what = f"there is no column {error}" if isinstance(error, KeyError) else str(error)
         raise ParameterError(
-            f"trace {path} is in no format that is known ({error}); write at,tenant,workflow"
+            f"trace {path}, request {len(found) + 1}: {what}; its first line is {first[:60]!r}, write "
+            "at,tenant,workflow there, then seconds, a name, and a workflow or nothing"
         ) from None
     if not found:
         raise ParameterError(f"trace {path} has no request; give one at least")
-    wrong = next((a for a in found if not (math.isfinite(a.at) and a.tenant)), None)
-    if wrong is not None:
-        raise ParameterError(f"trace {path}: a request at {wrong.at!r} of tenant {wrong.tenant!r}")
+    found.sort()
     start = found[0].at
     return [asked._replace(at=asked.at - start) for asked in found]
 
@@ -142,37 +147,34 @@ def arrivals(requests: Iterable[Asked], tenants: Sequence[str]) -> list[Arrival]
     return [Arrival(a.at, known[a.tenant]) for a in requests if a.tenant in known]
 
 
-def _own(lines: list[str]) -> list[Asked]:
-    return [
-        Asked(float(row["at"]), row["tenant"], row.get("workflow") or "")
-        for row in csv.DictReader(lines)
-    ]
+def _own(lines: list[str]) -> Iterator[Asked]:
+    for row in csv.DictReader(lines):
+        yield Asked(float(row["at"]), row["tenant"], row.get("workflow") or "")
 
 
-def _genai(lines: list[str]) -> list[Asked]:
-    return [
-        Asked(
+def _genai(lines: list[str]) -> Iterator[Asked]:
+    for row in csv.DictReader(lines):
+        yield Asked(
             datetime.fromisoformat(row["gmt_create"]).timestamp(),
             row["groupId"],
             row["checkpoint_model_version_id"],
             int(row["num_lora"]),
         )
-        for row in csv.DictReader(lines)
-    ]
 
 
-def _lmsys(lines: list[str]) -> list[Asked]:
-    return [Asked(float(row["req_time_s"]), row["tenant"]) for row in csv.DictReader(lines)]
+def _lmsys(lines: list[str]) -> Iterator[Asked]:
+    for row in csv.DictReader(lines):
+        yield Asked(float(row["req_time_s"]), row["tenant"])
 
 
-def _gaps(lines: list[str]) -> list[Asked]:
+def _gaps(lines: list[str]) -> Iterator[Asked]:
     at = 0.0
-    found = []
     for line in lines:
-        tenant, gap = line.split()
-        at += float(gap)
-        found.append(Asked(at, tenant))
-    return found
+        words = line.split()
+        if len(words) != 2:
+            raise ValueError(f"{line[:60]!r} is no tenant and seconds")
+        at += float(words[1])
+        yield Asked(at, words[0])
 
 
 _READERS = {"at,": _own, "gmt_create": _genai, "req_time_s": _lmsys}

@@ -153,6 +153,23 @@ def test_the_plan_command(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--rate", -1], "--rate is -1"),
+        (["--seconds", "nan"], "--seconds is nan"),
+        (["--memory", "inf"], "--memory is inf"),
+        (["--workflows", "S7"], "no setting is called 'S7'"),
+        (["--slo", 1], "slo is 1.0"),
+        (["--trace", "none.csv"], "trace none.csv cannot be read"),
+    ],
+)
+def test_a_plan_of_what_makes_no_sense_is_refused(arguments, message):
+    run = CliRunner().invoke(main, ["plan", *map(str, arguments)])
+    assert run.exit_code == 2, run.output
+    assert message in run.output
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("[]", "has no models"),

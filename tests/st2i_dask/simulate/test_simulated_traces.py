@@ -25,9 +25,11 @@ def test_own_format_comes_back_as_it_was_written(tmp_path):
     ("text", "message"),
     [
         ("", "has no request"),
-        ("at,tenant,workflow\n1.0\n", "a request at|no format"),
-        ("at,tenant\nsoon,a\n", "could not convert"),
-        ("a b c\n", "no format that is known"),
+        ("at,tenant,workflow\n0,a,b\n1.0\n", "request 2: a request at 1.0 of tenant None"),
+        ("at,tenant\nsoon,a\n", "request 1: could not convert.*write at,tenant,workflow"),
+        ("a b c\n", "'a b c' is no tenant and seconds"),
+        ("when,who\n0,a\n", "'when,who' is no tenant and seconds"),
+        ("at,workflow\n0,a\n", "there is no column 'tenant'"),
         ("at,tenant\nnan,a\n", "a request at nan"),
     ],
 )

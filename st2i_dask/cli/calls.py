@@ -1,0 +1,43 @@
+"""What `--workflow SOURCE` is called with, again and again: the same parameters, another seed each time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..workflow import Workflow
+from .options import checked, parse_assignments
+from .sources import find_workflow
+
+PROMPT = "a red circle on a white background"
+
+
+@dataclass(frozen=True)
+class Call:
+    """A workflow and the values it is called with; `seeded`: it takes a seed and none is given."""
+
+    workflow: Workflow
+    values: dict[str, Any]
+    seeded: bool
+
+    def submit(self, client: Any, tenant: str, number: int) -> Any:
+        """A future of call number so-and-so."""
+        return self.workflow.submit(client, tenant=tenant, **self._values(number))
+
+    def request(self, tenant: str, number: int) -> Any:
+        """Its graph; nothing is submitted."""
+        return self.workflow.request(tenant, **self._values(number))
+
+    def _values(self, number: int) -> dict[str, Any]:
+        return {**self.values, "seed": number} if self.seeded else self.values
+
+
+def call_of(source: str, assignments: Sequence[str], prompt: str) -> Call:
+    """assignments: NAME=VALUE each. prompt: for a workflow that takes one. ParameterError, LoadError."""
+    workflow = find_workflow(source)
+    names = {parameter.name for parameter in workflow.parameters}
+    values = checked(workflow, parse_assignments(workflow, assignments))
+    if "prompt" in names:
+        values.setdefault("prompt", prompt)
+    return Call(workflow, values, "seed" in names and "seed" not in values)

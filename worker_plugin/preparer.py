@@ -1,14 +1,13 @@
 """Models that are read ahead of need: what a later invocation of a request runs, while one runs that says so.
 
 Reading a model with new adapters is mostly Python, a second or more for a large one, and would otherwise
-come between the text encoder and the first step. It shares the interpreter with what runs meanwhile, which
-therefore gets its turn more often.
+come between the text encoder and the first step. It shares the interpreter with what runs meanwhile: that
+loses as much as it would have waited, or nothing while it computes outside of the interpreter.
 """
 
 from __future__ import annotations
 
 import logging
-import sys
 import threading
 import time
 from collections import OrderedDict, deque
@@ -28,8 +27,6 @@ logger = logging.getLogger(__name__)
 WAITING = 4
 #: Models that were read and that nobody has used yet; of more the oldest are dropped.
 UNUSED = 4
-#: While one is read, threads give up the interpreter after so many seconds when another one wants it.
-SWITCH_SECONDS = 0.0005
 # What is held finds no room while others load: it is tried so often, with a pause, and given up then.
 _TRIES, _PAUSE_SECONDS = 20, 0.05
 
@@ -99,8 +96,7 @@ class Preparer:
                 model_fn, unit = self._queue.popleft()
             start = time.perf_counter()
             try:
-                with _switching(SWITCH_SECONDS):
-                    self._prepare(model_fn, unit)
+                self._prepare(model_fn, unit)
             except Exception as error:
                 logger.info("model %r was not read ahead: %s", model_fn, error)
             else:
@@ -151,13 +147,3 @@ class Preparer:
         assert len(self._queue) <= WAITING
         assert len(self._unused) <= UNUSED
         assert self._thread is not None or not self._queue
-
-
-@contextmanager
-def _switching(seconds: float) -> Iterator[None]:
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(min(before, seconds))
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(before)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import shutil
-import sys
 import threading
 import time
 from contextlib import contextmanager
@@ -53,10 +52,8 @@ def slow(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def no_thread_is_left():
-    interval = sys.getswitchinterval()
     yield
     assert not [t for t in threading.enumerate() if t.name == "st2i-preparer"]
-    assert sys.getswitchinterval() == interval
 
 
 def quiet(store):

@@ -11,6 +11,7 @@ from distributed import Client
 
 import st2i_dask as st2i
 from scheduler_plugin import events as ev
+from st2i_dask.catalogue.tiny_lora import save_lora
 from st2i_dask.catalogue.tiny_z_image import save_z_image, save_z_image_controlnet, z_image
 from st2i_dask.catalogue.z_image.sequence import SharedAttention, bounds, shared_sequence
 from st2i_dask.gang import in_gang, running_gang
@@ -293,3 +294,30 @@ def test_pictures_of_a_gang_equal_the_pipelines(client, folder, dtype, parameter
     theirs = expected(reference("ZImagePipeline", folder, dtype), **parameters)
     assert torch.equal(torch.as_tensor(future.result(timeout=TIMEOUT)), theirs.float())
     assert 1 in heard, "nothing was shared"
+
+
+@pytest.mark.slow
+def test_adapters_and_weights_that_come_layer_by_layer(client, tmp_path):
+    """A worker's memory holds about half of the layers."""
+    from diffusers import ZImagePipeline
+
+    folder = save_z_image(tmp_path / "deep", layers=40)
+    pipeline = ZImagePipeline.from_pretrained(folder)
+    file = save_lora(tmp_path / "adapter.safetensors", pipeline)
+    pipeline.load_lora_weights(file, adapter_name="a")
+    pipeline.set_adapters(["a"], [0.7])
+    parameters = completed(dict(height=64, width=48, num_steps=4))
+    theirs = expected(pipeline, **parameters)
+    st2i.attach(client, memory_bytes="3 MiB", arena_bytes="1 MiB")
+    try:
+        heard = served(client)
+        future = st2i.load(folder).submit(
+            client, sequence_parallel=2, output_type="pt", loras=[(file, 0.7)], **parameters
+        )
+        assert torch.equal(torch.as_tensor(future.result(timeout=TIMEOUT)), theirs)
+        assert 1 in heard, "nothing was shared"
+        rows = [row for row in st2i.models(client) if "Transformer" in row["model"]]
+        assert len(rows) == 2, "both have the model"
+        assert all(row["resident_bytes"] < row["nbytes"] for row in rows)
+    finally:
+        st2i.attach(client, device="cpu")

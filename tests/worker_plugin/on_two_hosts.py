@@ -17,6 +17,7 @@ from distributed import Client
 
 import st2i_dask as st2i
 
+from .gang_models import alone, shared
 from .hosts import ADDRESSES, child_of, start
 from .tensors import TIMEOUT, fork, forked, moved, read_in_order, streamed, used
 
@@ -145,6 +146,18 @@ def test_between_hosts_tensors_travel_as_bytes(served, pictures):
     mix_until(client, pictures, lambda: moved(client, "comm") >= 4 * MIB)
     assert moved(client, "host") == moved(client, "process") == 0
     assert moved(client, "comm") >= 4 * MIB
+    assert set(used(client).values()) == {0}
+
+
+def test_a_gang_of_both_hosts_exchanges_bytes(served):
+    client, _, _ = served
+    before = moved(client, "comm")
+    for seed in range(2):  # the first one imports
+        x, sizes = shared.submit(client, seed=seed).result(timeout=TIMEOUT)
+        np.testing.assert_array_equal(x, alone(seed))
+    assert sizes == [2, 2, 2, 2]
+    assert moved(client, "host") == 0
+    assert moved(client, "comm") - before >= 10 * MIB
     assert set(used(client).values()) == {0}
 
 

@@ -45,6 +45,16 @@ def test_quickstart_draws_its_star(tmp_path):
     assert verdict.colour
 
 
+def test_progress_shows_the_star_halfway_there(tmp_path):
+    told = run("progress.py", cwd=tmp_path).splitlines()
+    assert told[-1] == "finished: 23 of 23 steps"
+    with Image.open(tmp_path / "star.png") as image, Image.open(tmp_path / "halfway.png") as half:
+        assert judge(image, image.text["prompt"]).colour
+        assert half.size == image.size
+        assert half.tobytes() != image.tobytes()
+        assert judge(half, image.text["prompt"]).background  # it is on its way there
+
+
 def test_the_openai_client_gets_its_ring(tmp_path):
     pytest.importorskip("openai")
     command = [sys.executable, "-m", "st2i_dask.cli", "serve", "--port", "0", "--workers", "1"]

@@ -31,4 +31,8 @@ def open_board(scheduler: Any, policy: FairPolicy, clock: Callable[[], float]) -
     if server is None:
         logger.info("no dashboard pages: this scheduler runs without a dashboard")
         return None
-    return Board(scheduler, server, policy, clock)
+    try:
+        return Board(scheduler, server, policy, clock)
+    except Exception as error:  # they use more of Dask's dashboard than it promises
+        logger.warning("no dashboard pages: %s: %s", type(error).__name__, error, exc_info=True)
+        return None

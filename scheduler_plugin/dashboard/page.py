@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import distributed.http
-from bokeh.core.properties import without_property_validation
 from bokeh.document import Document
 from bokeh.layouts import column
 from bokeh.models import Div, UIElement
@@ -124,18 +123,15 @@ class Page:
         if self._end is not None:
             self._end()
 
-    @without_property_validation  # type: ignore[untyped-decorator]
     def say_over(self) -> None:
         self.say(f'<div class="notice">{_OVER}</div>')
 
-    @without_property_validation  # type: ignore[untyped-decorator]
     def tick(self) -> None:
         """Bring the page up to date, unless that would cost the scheduler too much."""
         if self.board is None or self.board.clock() < self._due:
             return
         self.refresh()
 
-    @without_property_validation  # type: ignore[untyped-decorator]
     def refresh(self, *event: Any) -> None:
         """Bring the page up to date now: the viewer wants it."""
         if self.board is None or self.board.watch.policy is None:

@@ -8,7 +8,7 @@ import pytest
 from scheduler_plugin import events as ev
 from scheduler_plugin import glance
 from scheduler_plugin.glance import Occupant
-from scheduler_plugin.outline import chain
+from scheduler_plugin.outline import Outline, Step, chain
 from scheduler_plugin.policy import FairPolicy
 from scheduler_plugin.settings import Settings
 from scheduler_plugin.watch import Facts, Watch
@@ -47,6 +47,22 @@ def test_standings_and_occupants():
     assert glance.tenant_names(policy, "bob", 5) == []
     policy.handle(ev.Cancelled(4.0, "k0", stopped=False))
     assert glance.occupants(policy)[where].state == "ends"
+
+
+def test_an_executor_that_is_held_for_another_says_for_whom():
+    policy = FairPolicy(Settings())
+    for name in ("tcp://0", "tcp://1"):
+        policy.handle(ev.ExecutorJoined(0.0, name, 1 << 30))
+    outline = Outline("wide", (Step("Unet", "m", "b", gang=2),))
+    policy.handle(ev.RequestSubmitted(1.0, "r1", "ann", outline))
+    policy.handle(ev.InvocationReady(1.0, "k0", "r1", 0))
+    decision = policy.next_decision(2.0)
+    assert len(decision.members) == 1
+    found = glance.occupants(policy)
+    leader, (member,) = decision.executor, decision.members
+    assert (found[leader].state, found[leader].leader) == ("runs", "")
+    assert found[member] == Occupant(member, "assists", "ann", "r1", "Unet", "wide", 2.0, 1, leader)
+    assert [run.executor for run in glance.runs(policy)] == [leader]
 
 
 def test_a_run_is_recorded_with_what_its_worker_measured():

@@ -327,6 +327,31 @@ def test_under_a_prefix_they_are_where_dasks_own_are():
     on_a_scheduler(use, http_prefix="/behind")
 
 
+def test_a_scheduler_that_is_preloaded_has_them_from_its_start():
+    async def use(scheduler):
+        assert '"token"' in await answers(scheduler, "/st2i-executors")
+        assert "st2i" in await answers(scheduler, "/status")
+
+    on_a_scheduler(use, preload="scheduler_plugin.preload")
+
+
+def test_pages_that_fail_do_not_keep_the_scheduler_from_serving(caplog, monkeypatch):
+    from scheduler_plugin.dashboard import board as board_module
+
+    def broken(scheduler):
+        raise KeyError("pages")
+
+    async def use(scheduler):
+        monkeypatch.setattr(board_module, "template_variables", broken)
+        assert open_board(scheduler, FairPolicy(), lambda: 1.0) is None
+        assert await answers(scheduler, "/st2i") == 404
+
+    on_a_scheduler(use)
+    (record,) = [r for r in caplog.records if r.name == "scheduler_plugin.dashboard"]
+    assert record.levelno == logging.WARNING
+    assert "KeyError" in record.getMessage()
+
+
 def test_without_a_dashboard_there_are_none_and_the_log_says_so(caplog):
     async def use(scheduler):
         with caplog.at_level(logging.INFO, logger="scheduler_plugin.dashboard"):

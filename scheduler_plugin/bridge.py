@@ -288,6 +288,8 @@ class Bridge:
         now, begun = self._clock(), perf_counter()
         decision = self.policy.peek(now)
         if decision is None:
+            if self.policy.waits_until is not None:
+                self.seams.arm_in(max(0.0, self.policy.waits_until - now))
             return False
         ts = self.scheduler.tasks[decision.key]
         self.policy.commit(decision, now)

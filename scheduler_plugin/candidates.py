@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -55,8 +56,9 @@ class Chooser(Protocol):
     def discard(self, key: str) -> None:
         """It is not ready any more (dispatched, cancelled or blocked again)."""
 
-    def choose(self, now: float) -> Candidate | None:
-        """The next to dispatch, still in the queue; None when nothing is ready."""
+    def choose(self, now: float, without: Collection[str] = ()) -> Candidate | None:
+        """The next to dispatch, still in the queue; None when nothing is ready, or nothing that may
+        go first needs another model than those in `without`."""
 
     def dispatched(self, candidate: Candidate) -> None:
         """It was dispatched; called just before it is discarded."""

@@ -58,6 +58,7 @@ class Charging:
     def revise(self, run: Run, estimate_s: float) -> None:
         """Charge another estimate while it runs, once for each executor that it holds or has held."""
         run.estimate_s = estimate_s
+        self._fleet.expect(run)
         device_s = run.device_s(estimate_s)
         if device_s != self.ledger.estimate_in_flight(run.charge):
             self.ledger.revise(run.charge, device_s)

@@ -117,6 +117,10 @@ class CostModel:
             )
         return guess
 
+    def is_load_measured(self, key: CostKey) -> bool:
+        """Whether the load of this model was measured for this ModelFn."""
+        return (key.fn, key.model) in self._load
+
     def own_s(self, key: CostKey) -> float:
         """Expected compute and transfer, without load, seconds."""
         return self.compute_s(key) + (self.transfer_s(key) or 0.0)

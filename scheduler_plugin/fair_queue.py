@@ -17,6 +17,7 @@ ready: every request is begun, none is finished, and a larger slack misses more 
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 
 import numpy as np
 
@@ -82,22 +83,27 @@ class FairQueue:
         """Number of lanes, which is what a decision costs."""
         return len(self._lanes)
 
-    def choose(self, now: float) -> Candidate | None:
+    def choose(self, now: float, without: Collection[str] = ()) -> Candidate | None:
         lanes = self._lanes
         if not len(lanes):
             return None
         if len(lanes) == 1:
-            return lanes.head(0)
+            head = lanes.head(0)
+            return head if head.model not in without else None
         if len(lanes) <= FEW:
-            return self._choose_of_few(now)
-        return self._choose_of_many(now)
+            return self._choose_of_few(now, without)
+        return self._choose_of_many(now, without)
 
-    def _choose_of_few(self, now: float) -> Candidate:
+    def _choose_of_few(self, now: float, without: Collection[str] = ()) -> Candidate | None:
         """The same choice as `_choose_of_many`, bit for bit, without NumPy's cost per call."""
         lanes = self._lanes
         since, vtime, path, run = [column.tolist() for column in lanes.columns()]
         limit = min(vtime) + self._slack_s
         rows = [row for row, v in enumerate(vtime) if v <= limit]
+        if without:
+            rows = [row for row in rows if lanes.head(row).model not in without]
+            if not rows:
+                return None
         if len(rows) == 1:
             return lanes.head(rows[0])
         waited = [now - since[row] for row in rows]
@@ -119,15 +125,19 @@ class FairQueue:
             return min(heads, key=_key)
         return lanes.head(ties[0][1])
 
-    def _choose_of_many(self, now: float) -> Candidate:
+    def _choose_of_many(self, now: float, without: Collection[str] = ()) -> Candidate | None:
         lanes = self._lanes
         since, vtime, path, run = lanes.columns()
         largest = np.maximum.reduce
         limit = np.minimum.reduce(vtime) + self._slack_s
         eligible = vtime <= limit
+        for model in without:
+            eligible &= lanes.not_of(model)
         rows: Indices | None = None
         if np.count_nonzero(eligible) < len(eligible):
             rows = eligible.nonzero()[0]
+            if not len(rows):
+                return None
             if len(rows) == 1:
                 return lanes.head(int(rows[0]))
             since, path, run = since.take(rows), path.take(rows), run.take(rows)

@@ -3,6 +3,7 @@ executor leads, or a task that is no ModelFn. An executor is idle when nothing d
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from st2i_dask.errors import PolicyError
@@ -59,6 +60,12 @@ class Fleet:
         for executor in (run.dispatch.executor, *run.members):
             assert self.placement.is_idle(executor)
             self.placement.set_idle(executor, False)
+        self.expect(run)
+
+    def expect(self, run: Run) -> None:
+        """Its estimate is known, or moved."""
+        for executor in (run.dispatch.executor, *run.members):
+            self.placement.expect(executor, run.started + run.estimate_s)
 
     def vacate(self, invocation: Invocation) -> Run:
         """The invocation runs no more; its executors are not yet idle (see `release`)."""
@@ -74,6 +81,7 @@ class Fleet:
         for member in run.members:
             del self.members[member]
         for executor in (run.dispatch.executor, *run.members):
+            self.placement.expect(executor, math.inf)
             self.refresh(executor)
 
     def depart(self, member: str, now: float) -> Run:

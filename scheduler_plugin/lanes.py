@@ -135,6 +135,12 @@ class Lanes:
             self._stale = False
         return self._since[:n], self._vtime[:n], self._path[:n], self._run[:n]
 
+    def not_of(self, model: str) -> NDArray[np.bool_]:
+        """Which lanes need another model."""
+        held = self._models.get(model)
+        of = self._kind_model.take(self._kind_of[: len(self._lanes)])
+        return of != (held.index if held is not None else -1)
+
     # Estimates
 
     def refresh_outline(self, outline: Outline) -> None:

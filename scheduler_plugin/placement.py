@@ -43,6 +43,7 @@ class Placement:
         self._resident: dict[int, Mapping[str, float]] = {}
         self._free_bytes: Floats = np.zeros(64)
         self._blocked: Floats = np.full(64, np.inf)  # 0 when idle, inf when not
+        self._ends: Floats = np.full(64, np.inf)  # when what runs there should end; inf: no idea
         self._idle: dict[str, None] = {}
         self._moved: set[str] = set()  # models whose least_missing may have changed
 
@@ -82,6 +83,17 @@ class Placement:
             return 1.0
         return min(1.0, float((column + self._blocked).min()))
 
+    def soonest(self, model: str, load_s: float, now: float) -> tuple[float, float]:
+        """Seconds until a busy executor should be done and have the model, and how many executors have
+        it, shares added up; (inf, 0) where none has any of it."""
+        column = self._missing.get(model)
+        if column is None:
+            return math.inf, 0.0
+        seconds = self._ends - now
+        np.maximum(seconds, 0.0, out=seconds)
+        seconds += column * load_s
+        return float(seconds.min()), float(len(column) - column.sum())
+
     def take_moved(self) -> set[str]:
         """Models whose `least_missing` may have changed since this was last asked."""
         moved, self._moved = self._moved, set()
@@ -106,6 +118,7 @@ class Placement:
         self.set_idle(executor, False)
         self._forget(self._slot[executor])
         slot = self._slot.pop(executor)
+        self._ends[slot] = np.inf
         del self._resident[slot]
         self._names[slot] = None
         self._free_slots.append(slot)
@@ -121,6 +134,10 @@ class Placement:
             del self._idle[executor]
             self._blocked[slot] = np.inf
         self._moved.update(self._resident[slot])
+
+    def expect(self, executor: str, ends: float) -> None:
+        """When what runs there should end; inf: nobody knows."""
+        self._ends[self._slot[executor]] = ends
 
     def report(self, executor: str, missing: Mapping[str, float], free_bytes: int | None) -> None:
         """What is resident there now, replacing what was known; free memory if it is known."""
@@ -159,6 +176,7 @@ class Placement:
         self._free_slots.extend(range(2 * size - 1, size - 1, -1))
         self._free_bytes = np.concatenate([self._free_bytes, np.zeros(size)])
         self._blocked = np.concatenate([self._blocked, np.full(size, np.inf)])
+        self._ends = np.concatenate([self._ends, np.full(size, np.inf)])
         for model, column in self._missing.items():
             self._missing[model] = np.concatenate([column, np.ones(size)])
 
@@ -248,6 +266,7 @@ class Placement:
         assert len(self._free_slots) + len(self._slot) == len(self._names)
         for slot, name in enumerate(self._names):
             assert (self._blocked[slot] == 0.0) == (name is not None and name in self._idle)
+            assert self._ends[slot] == np.inf or (name is not None and name not in self._idle)
             resident = self._resident.get(slot, {})
             for model, column in self._missing.items():
                 assert column[slot] == resident.get(model, 1.0)

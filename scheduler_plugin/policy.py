@@ -19,7 +19,7 @@ from typing import Any
 from st2i_dask.errors import PolicyError
 
 from . import events as ev
-from .candidates import Chooser
+from .candidates import Candidate, Chooser
 from .charging import Charging
 from .cost_model import CostModel
 from .critical_path import CriticalPaths
@@ -30,10 +30,14 @@ from .instructions import Dispatch, Instruction, Producer, RaiseYield
 from .ledger import VTimeLedger
 from .lifecycle import Lifecycle
 from .outline import CostKey
+from .patience import Patience
 from .placement import Placement
 from .reactions import Reactions
 from .requests import Invocation, RequestBook, Run, State
 from .settings import Settings
+
+#: Models that a decision passes over for others at most; the next is dispatched whatever it must load.
+MOST_HELD = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +89,12 @@ class FairPolicy:
         self._book = RequestBook()
         self._lifecycle = Lifecycle(self._book, self._fleet, self._charging)
         self._reactions = Reactions(self._lifecycle, paths, settings)
+        self._patience = Patience(self._placement, self.costs, self._book)
         self._paths = paths
         self._now = 0.0
+        #: When to ask for a decision again at the latest, s: the last answer was that what is ready had
+        #: better wait for an executor that has its model. None: it was another answer.
+        self.waits_until: float | None = None
 
     def handle(self, event: ev.Event) -> list[Instruction]:
         """Take in an event. What running tasks must be told at once, usually nothing."""
@@ -170,15 +178,21 @@ class FairPolicy:
     # Decisions
 
     def peek(self, now: float) -> Dispatch | None:
-        """The next decision. Changes nothing; None: nothing is ready or no executor is idle."""
+        """The next decision. Changes nothing that another event or decision depends on. None: nothing is
+        ready, no executor is idle, or what is ready had better wait (see `waits_until`)."""
         self._tick(now)
+        self.waits_until = None
         placement = self._placement
-        if not placement.idle or not self._book.ready:
+        if not self._book.ready:
+            self._patience.forget()
+            return None
+        if not placement.idle:
             return None
         for model in placement.take_moved():
             self._chooser.refresh_model(model)
-        candidate = self._chooser.choose(now)
-        assert candidate is not None, "ready invocations, but the chooser has none"
+        candidate = self._choose(now)
+        if candidate is None:
+            return None
         invocation = self._book.invocations[candidate.key]
         cost_key = candidate.cost_key
         load_s = self.costs.load_s(cost_key)
@@ -208,6 +222,23 @@ class FairPolicy:
             producers,
             gang,
         )
+
+    def _choose(self, now: float) -> Candidate | None:
+        """The next one that is not held back."""
+        chooser, patience = self._chooser, self._patience
+        candidate = chooser.choose(now)
+        assert candidate is not None, "ready invocations, but the chooser has none"
+        held: list[str] = []
+        while patience.holds(candidate, now):
+            held.append(candidate.model)
+            found = chooser.choose(now, held)
+            if found is None:
+                self.waits_until = patience.until(held)
+                return None
+            candidate = found
+            if len(held) == MOST_HELD:
+                break
+        return candidate
 
     def commit(self, decision: Dispatch, now: float) -> None:
         """Carry out what `peek` said. PolicyError if it is no longer possible."""
@@ -298,4 +329,5 @@ class FairPolicy:
 
     def _check(self) -> None:
         self._lifecycle._check()
+        self._patience._check()
         assert len(self._paths) == len({r.outline for r in self._book.requests.values()})

@@ -146,6 +146,7 @@ class RequestBook:
         self.invocations: dict[str, Invocation] = {}
         self.standings: dict[str, Standing] = {}
         self.ready = 0
+        self.ready_of: dict[str, int] = {}  # by model
         self._orders = 0
 
     def standing(self, tenant: str) -> Standing:
@@ -204,12 +205,12 @@ class RequestBook:
         standing = self.standings[request.tenant]
         if old is State.READY:
             standing.ready -= 1
-            self.ready -= 1
+            self._count_ready(request, position, -1)
         elif old is State.RUNNING:
             standing.running -= 1
         if to is State.READY:
             standing.ready += 1
-            self.ready += 1
+            self._count_ready(request, position, +1)
         elif to is State.RUNNING:
             standing.running += 1
             request.dispatches += 1
@@ -226,6 +227,15 @@ class RequestBook:
                     standing.started += delta
                 else:
                     standing.waiting += delta
+
+    def _count_ready(self, request: Request, position: int, delta: int) -> None:
+        self.ready += delta
+        model = request.outline.steps[position].model
+        count = self.ready_of.get(model, 0) + delta
+        if count:
+            self.ready_of[model] = count
+        else:
+            del self.ready_of[model]
 
     def illegal(self, request: Request, position: int, to: State) -> PolicyError:
         old = request.states[position]
@@ -258,6 +268,7 @@ class RequestBook:
     def _check(self) -> None:
         counted: dict[str, Standing] = {}
         ready = 0
+        ready_of: dict[str, int] = {}
         for name, request in self.requests.items():
             assert request.name == name
             standing = counted.setdefault(request.tenant, Standing())
@@ -281,12 +292,15 @@ class RequestBook:
                 assert (invocation.run is not None) == (state is State.RUNNING)
                 if state is State.READY:
                     assert self.gate_open(request, position)
+                    model = invocation.candidate.model
+                    ready_of[model] = ready_of.get(model, 0) + 1
                 elif state is State.GATED:
                     assert not self.gate_open(request, position)
             for position, state in enumerate(request.states):
                 if state in (State.GATED, State.READY, State.RUNNING):
                     assert position in request.invocations
         assert ready == self.ready
+        assert ready_of == self.ready_of
         assert sum(len(r.invocations) for r in self.requests.values()) == len(self.invocations)
         for tenant, standing in self.standings.items():
             expected = counted.pop(tenant, Standing())

@@ -9,6 +9,8 @@ Each is as good as it can be: same readiness, placement, gates and learned costs
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from st2i_dask.errors import PolicyError
 
 from .backlog import Backlog, Rank
@@ -84,8 +86,9 @@ class Fifo(_Grouped):
     def _group_of(self, candidate: Candidate) -> object:
         return None
 
-    def choose(self, now: float) -> Candidate | None:
-        return self._groups[None].first() if self._groups else None
+    def choose(self, now: float, without: Collection[str] = ()) -> Candidate | None:
+        first = self._groups[None].first() if self._groups else None
+        return first if first is not None and first.model not in without else None
 
 
 class ShortestJobFirst(_Grouped):
@@ -94,11 +97,13 @@ class ShortestJobFirst(_Grouped):
     def _group_of(self, candidate: Candidate) -> object:
         return candidate.outline
 
-    def choose(self, now: float) -> Candidate | None:
+    def choose(self, now: float, without: Collection[str] = ()) -> Candidate | None:
         best: tuple[float, Rank] | None = None
         chosen = None
         for outline, backlog in self._groups.items():
             assert isinstance(outline, Outline)
+            if backlog.first().model in without:
+                continue
             rank = (self._outlook.whole_s(outline), backlog.first_rank())
             if best is None or rank < best:
                 best, chosen = rank, backlog
@@ -141,13 +146,13 @@ class StepCounter(_Grouped):
             self._active.remove(tenant)
             self._left_at = self._counts[tenant]
 
-    def choose(self, now: float) -> Candidate | None:
-        if not self._groups:
+    def choose(self, now: float, without: Collection[str] = ()) -> Candidate | None:
+        groups = self._groups
+        tenants = [t for t, backlog in groups.items() if backlog.first().model not in without]
+        if not tenants:
             return None
-        tenant = min(
-            self._groups, key=lambda t: (self._counts[str(t)], self._groups[t].first_rank())
-        )
-        return self._groups[tenant].first()
+        first = min(tenants, key=lambda t: (self._counts[str(t)], groups[t].first_rank()))
+        return groups[first].first()
 
     def _check(self) -> None:
         super()._check()

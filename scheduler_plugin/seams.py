@@ -84,6 +84,7 @@ class Seams:
         self._armed = ""  # by which stimulus; a callback is on its way
         self._round_due = False  # something came that no round has seen
         self._installed = False
+        self._later: Any = None  # a timer
 
     def install(self) -> None:
         scheduler = self._scheduler
@@ -113,6 +114,8 @@ class Seams:
             return
         self._installed = False
         scheduler = self._scheduler
+        if self._later is not None:
+            scheduler.loop.remove_timeout(self._later)
         for ts in scheduler.queued.ours:
             self._heap.add(ts)
         scheduler.queued = self._heap
@@ -132,6 +135,12 @@ class Seams:
         if not self._armed:
             self._armed = stimulus_id
             self._scheduler.loop.add_callback(self._armed_round)
+
+    def arm_in(self, seconds: float) -> None:
+        """A round in so many seconds, if nothing brings one about before; one at a time."""
+        if self._later is not None:
+            self._scheduler.loop.remove_timeout(self._later)
+        self._later = self._scheduler.loop.call_later(seconds, self.arm)
 
     def dispatch(self, ts: Any, stimulus_id: str) -> bool:
         """Send the queued task where `Owner.place` says. False if Dask refused."""

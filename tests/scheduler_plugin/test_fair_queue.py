@@ -66,6 +66,14 @@ def test_layer_1_keeps_the_tenants_within_the_slack():
     assert chosen(queue_of(Outlook(), 1.0, (ahead, 5.0), (behind, 4.0))) == "a"
 
 
+def test_who_is_left_out_still_counts_for_layer_1():
+    ahead, behind = candidate("a", "ahead", "x"), candidate("b", "behind", "y")
+    queue = queue_of(Outlook(), 1.0, (ahead, 5.0), (behind, 3.5))
+    assert queue.choose(10.0, ["y"]) is None
+    queue.set_slack(2.0)
+    assert queue.choose(10.0, ["y"]) is ahead
+
+
 def test_layer_2_prefers_the_longer_wait_all_else_equal():
     queue = queue_of(
         Outlook(), 9.0, (candidate("a", "t", since=3.0), 0.0), (candidate("b", "u", since=2.0), 0.0)
@@ -227,6 +235,10 @@ def test_few_lanes_are_chosen_from_as_many_are(rows, vtimes, costs, slack, now):
             candidate(f"k{number * 7 % 10}-{number}", tenant, model, since, position), vtime[tenant]
         )
     assert queue._choose_of_few(now) is queue._choose_of_many(now) is queue.choose(now)
+    for without in (["x"], ["y", "z"], ["x", "y", "z"]):
+        found = queue.choose(now, without)
+        assert queue._choose_of_few(now, without) is queue._choose_of_many(now, without) is found
+        assert found is None or found.model not in without
 
 
 class QueueMachine(RuleBasedStateMachine):

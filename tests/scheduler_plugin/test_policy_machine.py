@@ -118,9 +118,12 @@ class PolicyMachine(RuleBasedStateMachine):
             idle = set(self.policy.idle_names())
             queued = self.policy.queued
             decision = self.policy.next_decision(self.now)
-            assert (decision is not None) == (len(idle) > 0 and queued > 0)
+            held = self.policy.waits_until
+            assert (decision is not None or held is not None) == (len(idle) > 0 and queued > 0)
             if decision is None:
+                assert held is None or held > self.now
                 break
+            assert held is None
             group = {decision.executor, *decision.members}
             assert len(group) == 1 + len(decision.members)
             assert group <= idle

@@ -117,7 +117,8 @@ class VirtualCluster:
         self.jobs: dict[str, Job] = {}
         self.ran: list[Ran] = []
         self.trace: list[tuple[str, float, object]] = []
-        self.idle_s = 0.0  # executor seconds idle while something was ready
+        self.idle_s = 0.0  # executor seconds idle while something was ready and not held back
+        self.held_s = 0.0  # executor seconds idle while all that may go next was held back
         self.refused = 0
         self.wrong_lifts: list[str] = []  # of a tenant still ready, or above one that waits
         self.unblocks: list[Unblock] = []
@@ -206,7 +207,11 @@ class VirtualCluster:
 
     def _account_idle(self, when: float) -> None:
         if self.policy.queued:
-            self.idle_s += self.policy.idle_executors * (when - self.now)
+            seconds = self.policy.idle_executors * (when - self.now)
+            if self.policy.waits_until is None:
+                self.idle_s += seconds
+            else:
+                self.held_s += seconds
 
     def _round(self) -> None:
         policy = self.policy
@@ -218,7 +223,10 @@ class VirtualCluster:
             assert run.decision.key == instruction.key
             assert policy.yield_wanted(instruction.executor)
             run.yielding = True
-        assert not (policy.idle_executors and policy.queued), "an executor idles beside ready work"
+        if policy.idle_executors and policy.queued:
+            assert policy.waits_until is not None, "an executor idles beside ready work"
+            assert policy.waits_until > self.now
+            self.at(policy.waits_until, lambda: None)
         self._batches += 1
         if self._check_every and self._batches % self._check_every == 0:
             policy._check()

@@ -189,8 +189,8 @@ class Sweeps:
                 f"{name}: the default point, loads at 8 GB/s",
                 "-",
                 listed_slow,
-                "simulated; from memory that is not pinned, 4 times as long. Where each step is dispatched "
-                "by itself, an executor that waits takes whatever is next, also what it must load",
+                "simulated; from memory that is not pinned, 4 times as long. An executor that would have to "
+                "load waits for one that has the model, if that is free within a tenth of the load",
             ),
         ]
 

@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from .outline import Outline
+import numpy as np
+
 from .requests import Request, State
 
 if TYPE_CHECKING:
@@ -30,8 +31,9 @@ class Prospect:
 
 @dataclass(slots=True)
 class _Backlog:
-    """What one tenant has open."""
+    """What one tenant has open. number: of the tenant, in order of appearance."""
 
+    number: int
     waiting: int = 0
     seconds: float = 0.0
 
@@ -45,44 +47,54 @@ def prospects(policy: FairPolicy, names: Iterable[str]) -> dict[str, dict[str, A
     asked = {name for name in names if name in book.requests}
     if not asked:
         return {}
-    whole: dict[Outline, float] = {}
+    # By identity: an outline is one object for all its requests, and dear to hash.
+    each_s: dict[int, float] = {}
     backlogs: dict[str, _Backlog] = {}
     found: dict[str, tuple[Request, int, float]] = {}
     for name, request in book.requests.items():  # in order of arrival
-        backlog = backlogs.setdefault(request.tenant, _Backlog())
+        backlog = backlogs.get(request.tenant)
+        if backlog is None:
+            backlog = backlogs[request.tenant] = _Backlog(len(backlogs))
         if request.open:
-            if request.outline not in whole:
-                whole[request.outline] = policy._paths.whole_s(request.outline)
-            seconds = whole[request.outline] * request.open / len(request.outline)
+            outline = request.outline
+            seconds = each_s.get(id(outline))
+            if seconds is None:
+                seconds = each_s[id(outline)] = policy._paths.whole_s(outline) / len(outline)
             if not request.dispatches:
                 backlog.waiting += 1
-            backlog.seconds += seconds
+            backlog.seconds += seconds * request.open
         if name in asked:
             found[name] = request, backlog.waiting, backlog.seconds
+    others = _Others(policy, backlogs)
     executors = len(policy._placement.executors())
-    return {
-        name: asdict(_prospect(policy, *found[name], backlogs, executors)) for name in sorted(asked)
-    }
+    return {name: asdict(_prospect(*found[name], others, executors)) for name in sorted(asked)}
+
+
+class _Others:
+    """What all tenants have, in arrays."""
+
+    def __init__(self, policy: FairPolicy, backlogs: dict[str, _Backlog]) -> None:
+        self._backlogs = backlogs
+        self._weights = np.array([policy.ledger.weight(tenant) for tenant in backlogs])
+        self._waiting = np.array([backlog.waiting for backlog in backlogs.values()])
+        self._seconds = np.array([backlog.seconds for backlog in backlogs.values()])
+
+    def meanwhile(self, tenant: str, place: int, seconds: float) -> tuple[int, float]:
+        """Requests and device seconds of the others while the tenant has so many."""
+        own = self._backlogs[tenant].number
+        ratios = self._weights / self._weights[own]
+        places = np.minimum(self._waiting, np.rint(place * ratios))
+        service = np.minimum(self._seconds, seconds * ratios)
+        return int(places.sum() - places[own]), float(service.sum() - service[own])
 
 
 def _prospect(
-    policy: FairPolicy,
-    request: Request,
-    place: int,
-    seconds: float,
-    backlogs: dict[str, _Backlog],
-    executors: int,
+    request: Request, place: int, seconds: float, others: _Others, executors: int
 ) -> Prospect:
-    own_weight = policy.ledger.weight(request.tenant)
-    total_s, total_place = seconds, place
-    for tenant, backlog in backlogs.items():
-        if tenant != request.tenant:
-            ratio = policy.ledger.weight(tenant) / own_weight
-            total_s += min(backlog.seconds, seconds * ratio)
-            total_place += min(backlog.waiting, round(place * ratio))
+    more, meanwhile_s = others.meanwhile(request.tenant, place, seconds)
     return Prospect(
         done=request.states.count(State.DONE),
         total=len(request.states),
-        place=None if request.dispatches or not request.open else total_place,
-        wait_s=total_s / executors if executors else None,
+        place=None if request.dispatches or not request.open else place + more,
+        wait_s=(seconds + meanwhile_s) / executors if executors else None,
     )

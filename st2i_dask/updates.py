@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 # Seconds: between two questions, at least and at most; for an answer. A question may use this part of
 # the time.
-_EVERY_S, _SELDOM_S, _ANSWER_S, _PART = 0.25, 5.0, 10.0, 0.05
+_EVERY_S, _SELDOM_S, _ANSWER_S, _PART = 0.25, 5.0, 10.0, 0.02
 # Of more requests than these only the first that are not over are asked about.
 _ASKED = 100
 

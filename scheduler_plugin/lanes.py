@@ -138,8 +138,8 @@ class Lanes:
     def not_of(self, model: str) -> NDArray[np.bool_]:
         """Which lanes need another model."""
         held = self._models.get(model)
-        of = self._kind_model.take(self._kind_of[: len(self._lanes)])
-        return of != (held.index if held is not None else -1)
+        of: Indices = self._kind_model.take(self._kind_of[: len(self._lanes)])
+        return np.not_equal(of, held.index if held is not None else -1)
 
     # Estimates
 

@@ -24,6 +24,7 @@ from .sd3.image_to_image import sd3_image_workflow
 from .sd3.inpainting import sd3_inpainting_workflow
 from .sd3.text_to_image import sd3_workflow
 from .sdxl.controlnet import sdxl_controlnet_workflow
+from .sdxl.controlnet_image_to_image import sdxl_controlnet_image_workflow
 from .sdxl.image_to_image import sdxl_image_workflow
 from .sdxl.inpainting import sdxl_inpainting_workflow
 from .sdxl.text_to_image import sdxl_workflow
@@ -86,9 +87,10 @@ FAMILIES = (
             "StableDiffusionXLImg2ImgPipeline": IMAGE,
             "StableDiffusionXLInpaintPipeline": INPAINT,
             "StableDiffusionXLControlNetPipeline": TEXT,
+            "StableDiffusionXLControlNetImg2ImgPipeline": IMAGE,
         },
         plain={TEXT: sdxl_workflow, IMAGE: sdxl_image_workflow, INPAINT: sdxl_inpainting_workflow},
-        controlled={TEXT: sdxl_controlnet_workflow},
+        controlled={TEXT: sdxl_controlnet_workflow, IMAGE: sdxl_controlnet_image_workflow},
     ),
     Family(
         pipelines={

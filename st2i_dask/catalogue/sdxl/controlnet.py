@@ -86,11 +86,11 @@ class Controls:
         ]
 
     def composer(
-        self, control: list[Any], scale: Any, num_steps: int, start: Any, end: Any
+        self, control: list[Any], scale: Any, steps: range, start: Any, end: Any
     ) -> Callable[[int, int, dict[str, Any]], dict[str, Any]]:
         """Inside a workflow: composes the ControlNets of a forward and gives what the UNet takes of them.
 
-        start, end: of the windows, see `Bounds`.
+        steps: those that are taken. start, end: of the windows, see `Bounds`.
         """
         options = self._sdxl.options
         wanted = windows(start, end, len(self._nets))
@@ -107,7 +107,7 @@ class Controls:
                     conditioning_scale=self._of(scale, number),
                 )
                 for number, model in enumerate(models)
-                if is_inside(wanted[number], step, num_steps)
+                if is_inside(wanted[number], step - steps.start, len(steps))
             }
 
         return compose
@@ -180,7 +180,7 @@ def sdxl_controlnet_workflow(
             controlled = controls.composer(
                 control,
                 controlnet_conditioning_scale,
-                len(steps),
+                steps,
                 control_guidance_start,
                 control_guidance_end,
             )

@@ -33,7 +33,7 @@ class SizedImage(InputImage):
         super().check(name, value, values)
         if None not in (values.get("height"), values.get("width")):
             return
-        height, width = _size_of(value)
+        height, width = size_of(value)
         if not (self.least <= min(height, width) and max(height, width) <= self.most):
             raise ParameterError(
                 f"{name} has {width}x{height} pixels, and the result its size; allowed: {self.least} to "
@@ -57,7 +57,7 @@ class SizedImages:
             return
         for number, each in enumerate(value):
             self.image.check(f"{name}[{number}]", each, values)
-        sizes = {tuple(side // self.multiple for side in _size_of(each)) for each in value}
+        sizes = {tuple(side // self.multiple for side in size_of(each)) for each in value}
         if len(sizes) > 1:
             raise ParameterError(
                 f"{name} holds images of several sizes, and the result has theirs; resize them, or give "
@@ -75,8 +75,8 @@ class SizedImages:
         return InputImages(self.count, self.count, self.image.max_bytes)
 
 
-def _size_of(image: Any) -> tuple[int, int]:
-    """(height, width)."""
+def size_of(image: Any) -> tuple[int, int]:
+    """(height, width) of an image as it is given."""
     if isinstance(image, np.ndarray):
         shape = image.shape[1:] if image.ndim == 4 else image.shape
         return shape[0], shape[1]

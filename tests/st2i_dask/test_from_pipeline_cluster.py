@@ -148,6 +148,21 @@ def test_a_cancelled_future_stops_it_and_leaves_nothing(client, folders):
     nothing_is_left(client)
 
 
+def test_its_calls_are_told_while_it_runs(client, folders):
+    workflow = st2i.from_pipeline(folders["FluxPipeline"])
+    told = []
+    future = workflow.submit(client, tenant="ann", **{**FLUX, "num_inference_steps": 12})
+    st2i.progress(future, on_progress=told.append, disable=True)
+    done = [update.done for update in told]
+    assert done == sorted(done)
+    assert any(0 < update.done < done[-1] and update.state == "running" for update in told)
+    assert done[-1] >= 14  # encoders, steps and decoder
+    assert {update.total for update in told} == {None}  # nobody knows before
+    assert told[-1].state == "finished"
+    del future
+    nothing_is_left(client)
+
+
 def test_an_orchestrator_holds_no_executor(client, folders):
     """More of them than executors, and others' work goes on."""
     futures = [long_request(client, folders, f"t{i}", seed=i) for i in range(6)]

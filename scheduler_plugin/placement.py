@@ -2,7 +2,8 @@
 
     seconds to result = load still missing + bytes to pull / bandwidth
 
-The fewest win; among equals (within a microsecond) the one with most free memory, then the first in
+and for what lets others in that must not share its executor (a callback's producer), the seconds that
+these have to load more because that one is taken. The fewest win; among equals (within a microsecond) the one with most free memory, then the first in
 the table.
 """
 
@@ -190,11 +191,13 @@ class Placement:
         input_at: Mapping[str, int] | None = None,
         bandwidth: float = 1.0,
         apart_from: Collection[str] = (),
+        lets_in: Collection[tuple[str, float]] = (),
     ) -> Place | None:
         """The idle executor with the fewest seconds to result; None when there is none.
 
         load_s: the whole model from scratch. input_at: bytes each executor already holds.
         bandwidth: bytes per second. apart_from: executors whose running producers must not share.
+        lets_in: model, and its load from scratch, of each that will need another executor.
         """
         if len(self._idle) == 1:
             (executor,) = self._idle
@@ -202,7 +205,9 @@ class Placement:
                 return None
             slot = self._slot[executor]
         else:
-            found = self._fastest(model, load_s, input_bytes, input_at, bandwidth, apart_from)
+            found = self._fastest(
+                model, load_s, input_bytes, input_at, bandwidth, apart_from, lets_in
+            )
             if found is None:
                 return None
             slot = found
@@ -234,6 +239,7 @@ class Placement:
         input_at: Mapping[str, int] | None,
         bandwidth: float,
         apart_from: Collection[str],
+        lets_in: Collection[tuple[str, float]],
     ) -> int | None:
         column = self._missing.get(model)
         if column is None:
@@ -250,6 +256,8 @@ class Placement:
             slot = self._slot.get(executor)
             if slot is not None:
                 seconds[slot] = np.inf
+        for other, other_load_s in lets_in:
+            self._spare_best(other, other_load_s, seconds)
         fewest = seconds.min()
         if fewest == math.inf:
             return None
@@ -257,6 +265,16 @@ class Placement:
         if len(equal) == 1:
             return int(equal[0])
         return int(equal[self._free_bytes.take(equal).argmax()])
+
+    def _spare_best(self, model: str, load_s: float, seconds: Floats) -> None:
+        """Add what is lost on the idle executor that is best for that model: its seconds on the next."""
+        column = self._missing.get(model)
+        if column is None:
+            return
+        loads = column * load_s + self._blocked
+        best = int(loads.argmin())
+        first, loads[best] = loads[best], np.inf
+        seconds[best] += min(load_s, float(loads.min())) - first
 
     def _check(self) -> None:
         assert {slot: name for name, slot in self._slot.items()} == {

@@ -204,6 +204,7 @@ class FairPolicy:
             invocation.input_at,
             self.settings.bandwidth,
             apart_from=[producer.executor for producer in producers],
+            lets_in=self._lets_in(invocation),
         )
         assert place is not None, "the executor of a running producer is idle"
         steps = self._steps(invocation)
@@ -310,6 +311,16 @@ class FairPolicy:
         if others > self._placement.idle - 1:
             return 1
         return min(invocation.steps, self.settings.steps_per_task)
+
+    def _lets_in(self, invocation: Invocation) -> list[tuple[str, float]]:
+        """Model and seconds to load of the callback consumers that wait for its dispatch."""
+        request = invocation.request
+        found = []
+        for position in request.outline.consumers[invocation.position]:
+            if request.states[position] is State.GATED:
+                key = request.outline.cost_keys[position]
+                found.append((key.model, self.costs.load_s(key)))
+        return found
 
     def _producers(self, invocation: Invocation) -> tuple[Producer, ...]:
         request = invocation.request

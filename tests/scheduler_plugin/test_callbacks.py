@@ -62,6 +62,18 @@ def test_they_sit_on_different_executors_and_the_consumer_learns_where(policy):
     assert consumer.producers == (Producer(CONTROL, "k1", producer.executor),)
 
 
+def test_a_producer_goes_where_its_consumers_model_is_not():
+    policy = FairPolicy()
+    policy.handle(ev.ExecutorJoined(0.0, "w1", 100, {"flux": 0.0}))
+    policy.handle(ev.ExecutorJoined(0.0, "w2", 1, {}))
+    policy.handle(ev.RequestSubmitted(0.0, "r", "t", CONTROLNET))
+    policy.handle(ev.Skipped(0.0, "r", (TEXT,)))
+    for position in (BASE, CONTROL):
+        ready(policy, 0.0, position)
+    assert [policy.next_decision(0.0).executor for _ in "ab"] == ["w2", "w1"]
+    policy._check()
+
+
 def test_with_one_executor_the_consumer_runs_after_the_producer(policy):
     policy.handle(ev.ExecutorLeft(0.0, "w2"))
     ready(policy, 0.0, CONTROL)

@@ -52,6 +52,24 @@ def test_only_idle_executors_are_chosen():
     assert placement.place("flux", 5.0) is None
 
 
+@pytest.mark.parametrize(
+    ("flux_at_b", "flux_load_s", "placed"),
+    [
+        (1.0, 3.0, "b"),  # on a the base model would have to be loaded elsewhere: 3 s for 1 s
+        (0.0, 3.0, "a"),  # it has another place
+        (0.8, 3.0, "b"),  # 2.4 s
+        (0.2, 3.0, "a"),  # 0.6 s
+        (1.0, 0.5, "a"),
+    ],
+)
+def test_a_producer_leaves_its_consumer_the_executor_with_its_model(flux_at_b, flux_load_s, placed):
+    """The ControlNet is on a, and takes a second to load on b or c."""
+    placement = table(a=({"canny": 0.0, "flux": 0.0}, 10), b=({"flux": flux_at_b}, 10), c=({}, 5))
+    assert placement.place("canny", 1.0).executor == "a"
+    found = placement.place("canny", 1.0, lets_in=[("flux", flux_load_s), ("nowhere", 9.0)])
+    assert found.executor == placed
+
+
 def test_a_running_producer_is_kept_apart():
     placement = table(a=({"flux": 0.0}, 10), b=({}, 10))
     assert placement.place("flux", 5.0, apart_from=["a"]) == Place("b", 1.0, 0)

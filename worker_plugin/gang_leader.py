@@ -152,7 +152,7 @@ class Leader:
             assert member.ring is not None
             check = partial(self._check_there, team)
             others.append(self._gangs.reader(member.address, member.ring, check))
-        return Circle(0, own, others, self._number)
+        return Circle(0, own, others, self._number, self._gangs.on_device)
 
     def _check_there(self, team: list[_Asked]) -> None:
         for rank, member in enumerate(team, 1):

@@ -128,14 +128,14 @@ class Member:
             for other, (address, ring) in enumerate(rings)
             if other != rank
         ]
-        return Circle(rank, own, others, number)
+        return Circle(rank, own, others, number, self._executor.on_device)
 
     def _serve(self, circle: Circle, model_fn: ModelFn, lease: Lease) -> None:
         """Steps, until the leader wants this circle no more."""
         try:
             while True:
                 circle.publish(None)
-                inputs = self._executor.on_device(circle.collect(STEP_SECONDS)[0])
+                inputs = circle.collect(STEP_SECONDS)[0]
                 with in_gang(circle):
                     model_fn.execute(lease.components, **inputs)
         except GangBroken:

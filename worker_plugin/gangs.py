@@ -127,6 +127,10 @@ class Gangs:
         self._rings[ring.name] = ring
         return ring
 
+    def on_device(self, item: Any) -> Any:
+        """See `Executor.on_device`. Any thread."""
+        return self._executor.on_device(item)
+
     def reader(self, address: str, ring: RingAddress, check: Callable[[], None]) -> RingReader:
         """Of a ring on the worker at that address. check: see `RingReader`."""
         ask = partial(self._ask, address, ring.name, check)

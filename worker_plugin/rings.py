@@ -109,13 +109,22 @@ class RingReader:
 class Circle:
     """`st2i_dask.gang.Gang` over rings. One thread."""
 
-    def __init__(self, rank: int, own: Ring, others: Sequence[RingReader], number: int = 1):
-        """others: those of the other executors, by rank. number: which one of its leader's it is."""
+    def __init__(
+        self,
+        rank: int,
+        own: Ring,
+        others: Sequence[RingReader],
+        number: int = 1,
+        on_device: Callable[[Any], Any] = lambda item: item,
+    ):
+        """others: those of the other executors, by rank. number: which one of its leader's it is.
+        on_device: the item with its tensors where the model is; a heap may lie in host memory."""
         self.rank = rank
         self.number = number
         self.size = len(others) + 1
         self._own = own
         self._others = others
+        self._on_device = on_device
         self._item: Any = None
 
     def publish(self, item: Any) -> None:
@@ -128,7 +137,7 @@ class Circle:
         for number, reader in enumerate(self._others):
             rank = number + (number >= self.rank)
             try:
-                found.append(reader.take(timeout_s))
+                found.append(self._on_device(reader.take(timeout_s)))
             except TimeoutError:
                 raise GangBroken(f"nothing for {timeout_s:g} s", rank) from None
             except (OSError, LookupError) as error:

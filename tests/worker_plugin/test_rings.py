@@ -134,6 +134,19 @@ def test_items_are_asked_for_where_the_board_does_not_have_them(stores, how):
     filling.clear()
 
 
+def test_what_others_published_is_brought_to_the_device(stores):
+    made = circles(stores[:2])
+    for circle in made:
+        circle._on_device = lambda item: item.double()  # as a stand-in for another device
+
+    def work(circle):
+        circle.publish(torch.ones(MANY))
+        return [t.dtype for t in circle.collect()]
+
+    double, single = torch.float64, torch.float32
+    assert together(work, made) == [[single, double], [double, single]]
+
+
 def test_news_of_a_loss_and_the_bound_end_the_wait(stores):
     news = []
 

@@ -28,6 +28,11 @@ class LoadedAdapters:
         self._users = 0
         self._scales: tuple[float, ...] | None = None
 
+    def within(self, module: Any) -> LoadedAdapters:
+        """Those of one module, where the rest of the model is not needed."""
+        mine = {id(each) for each in module.modules()}
+        return LoadedAdapters([layer for layer in self._layers if id(layer) in mine], self._names)
+
     @contextmanager
     def scaled(self, scales: Sequence[float]) -> Iterator[None]:
         """The model has these scales in the body. Runs with equal ones may overlap, others wait."""

@@ -21,6 +21,14 @@ from .lora_loading import load_adapters
 DENOISERS = frozenset({"transformer", "unet"})
 
 
+def identifying(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Those that a model is known by: of adapters neither scales, nor what is read ahead."""
+    made = {name: value for name, value in options.items() if name not in ("ahead", "soon")}
+    if adapters := made.pop("adapters", None):
+        made["adapters"] = [identity for _, identity, _ in adapters]
+    return made
+
+
 class PipelinePart(ModelFn):
     """A ModelFn whose component is a pipeline with only some parts loaded.
 
@@ -36,12 +44,7 @@ class PipelinePart(ModelFn):
 
     @cached_property
     def model_key(self) -> str:
-        options = {**self.options}
-        options.pop("ahead", None)
-        options.pop("soon", None)
-        if adapters := options.pop("adapters", None):
-            options["adapters"] = [identity for _, identity, _ in adapters]
-        what = [sorted(self.parts), self.model_path, options]
+        what = [sorted(self.parts), self.model_path, identifying(self.options)]
         return f"{PipelinePart.__module__}|{json.dumps(what, sort_keys=True)}"
 
     def __repr__(self) -> str:

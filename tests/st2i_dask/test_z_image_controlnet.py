@@ -7,8 +7,11 @@ import shutil
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import st2i_dask as st2i
+from st2i_dask.catalogue.lora_files import identity_of
+from st2i_dask.catalogue.tiny_lora import save_lora
 from st2i_dask.catalogue.tiny_z_image import save_z_image_controlnet
 from st2i_dask.catalogue.z_image.controlnet_parts import ZImageControlNet
 from st2i_dask.stream import streaming
@@ -56,6 +59,69 @@ def test_tensor_equals_the_pipelines(folders, form, dtype, parameters):
     parameters = controlled(parameters)
     ours = run_here(st2i.load(folders[form], dtype=dtype), **parameters)
     check(ours, expected(reference(PIPELINE, folders[form], dtype), **parameters), dtype)
+
+
+@pytest.mark.parametrize(
+    ("form", "pipeline", "dtype"),
+    [
+        ("first", PIPELINE, "float32"),
+        ("refiner", PIPELINE, "bfloat16"),
+        ("layers", PIPELINE, "float32"),
+        ("inpainting", INPAINTING, "float32"),
+    ],
+)
+def test_adapters_change_what_the_controlnet_has_of_the_transformer(
+    folders, tmp_path, form, pipeline, dtype
+):
+    import diffusers
+
+    folder = folders[form]
+    cls = getattr(diffusers, pipeline)
+    theirs = cls.from_pretrained(folder, dtype=getattr(torch, dtype))
+    theirs.set_progress_bar_config(disable=True)
+    # Of the layers that both have, too.
+    targets = ("to_q", "to_v", "to_out.0", "w1", "w2")
+    options = dict(targets=targets, strength=0.5)
+    files = [
+        save_lora(tmp_path / f"{seed}.safetensors", theirs, seed=seed, **options)
+        for seed in range(2)
+    ]
+    named = load_file(files[0])
+    assert any("refiner" in key for key in named)
+    parameters = controlled({"negative_prompt": LONG})
+    if pipeline == INPAINTING:
+        parameters.update(image=picture(32, 32, 4), mask_image=mask(32, 32))
+    workflow = st2i.load(folder, dtype=dtype)
+    plain = run_here(workflow, **parameters)
+    for number, file in enumerate(files):
+        theirs.load_lora_weights(str(file), adapter_name=f"n{number}")
+    for scales in ([0.8, -0.5], [0.3, 1.0]):
+        loras = list(zip(files, scales, strict=True))
+        ours = run_here(workflow, loras=loras, **parameters)
+        theirs.set_adapters(["n0", "n1"], scales)
+        check(ours, expected(theirs, **parameters), dtype)
+        assert not torch.equal(ours, plain)
+    assert torch.equal(run_here(workflow, **parameters), plain)
+
+
+def test_a_controlnet_with_adapters_is_one_model_whatever_the_scales(folders, tmp_path):
+    from diffusers import ZImageControlNetPipeline
+
+    base = ZImageControlNetPipeline.from_pretrained(folders["first"])
+    file = save_lora(tmp_path / "a.safetensors", base)
+    made = {
+        scale: ZImageControlNet(
+            str(folders["first"]),
+            **({"adapters": [[str(file), identity_of(file), scale]]} if scale else {}),
+        )
+        for scale in (None, 0.5, 1.0)
+    }
+    assert made[0.5].model_key == made[1.0].model_key != made[None].model_key
+    components = made[0.5].load_model(made[0.5].model_path)
+    layers = components["adapters"]._layers
+    within = set(map(id, components["controlnet"].modules()))
+    assert layers
+    assert all(id(layer) in within for layer in layers)
 
 
 INPAINTING_CASES = [

@@ -41,9 +41,9 @@ INPAINTING = ("image", "mask_image", "strength")
 CONTROL = ("control_image", "controlnet_conditioning_scale")
 CONTROLLED_INPAINTING = ("image", "mask_image", *CONTROL)
 
-#: Composes a request's ControlNet from: options of its ModelFns, control_image, image, mask_image,
-#: height, width, images of one forward. Gives what composes a step: from the inputs that both models
-#: have in common and the scale to the transformer's other inputs.
+#: Composes a request's ControlNet from: options of its ModelFns, those with the transformer's adapters,
+#: control_image, image, mask_image, height, width, images of one forward. Gives what composes a step:
+#: from the inputs that both models have in common and the scale to the transformer's other inputs.
 ControlOf = Callable[..., Callable[[dict[str, Any], Any], dict[str, Any]]]
 
 
@@ -129,7 +129,18 @@ def z_image(
         control = None
         if control_of is not None:
             together = 1 if spread else num_images
-            control = control_of(options, control_image, image, mask_image, height, width, together)
+            # It runs modules of the transformer, adapters and all.
+            with_adapters = adapted(options, loras, "transformer")
+            control = control_of(
+                options,
+                with_adapters,
+                control_image,
+                image,
+                mask_image,
+                height,
+                width,
+                together,
+            )
 
         def forward(latents: Any, time: Any, embeds: Any, negative: Any) -> Any:
             common = dict(
@@ -175,9 +186,8 @@ def z_image(
 
     absent = {*INPAINTING, *CONTROL} - set(inputs)
     if control_of is not None:
-        # A ControlNet runs modules of the transformer, adapters and all; its residuals arrive at one
-        # executor, for all tokens.
-        absent |= {"loras", "sequence_parallel"}
+        # A ControlNet's residuals arrive at one executor, for all tokens.
+        absent.add("sequence_parallel")
     return form(compose, absent, defaults, source=folder.source, name=name, about=about)
 
 

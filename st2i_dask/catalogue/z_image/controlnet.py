@@ -89,6 +89,7 @@ def _control_of(
 
     def control_of(
         options: dict[str, Any],
+        with_adapters: dict[str, Any],
         control_image: Any,
         image: Any,
         mask_image: Any,
@@ -96,7 +97,7 @@ def _control_of(
         width: int,
         num_images: int,
     ) -> Any:
-        controlnet = ZImageControlNet(source, **options, **more)
+        controlnet = ZImageControlNet(source, **with_adapters, **more)
         size = height, width, num_images
         if inpainting:
             encode = InpaintingControlEncoder(folder.source, **options)

@@ -6,9 +6,11 @@ The order of calls and every dtype follow `ZImageControlNetPipeline.__call__` an
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
+from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +19,8 @@ from ...model_fn import ModelFn
 from ...stream import stream
 from ..folder import load_component, load_parts
 from ..input_image import restore
-from ..part import PipelinePart
+from ..lora_loading import load_adapters
+from ..part import PipelinePart, identifying
 from .parts import VaeDecoder, model_inputs
 
 CONTROLNET = "ZImageControlNetModel"
@@ -115,8 +118,14 @@ class ZImageControlNet(ModelFn):
 
     residuals: a list with one tensor (images, tokens, dim) for each of its layers. model_path: the
     ControlNet's own folder or hub id, and the option `base` the pipeline's; without that option, the
-    folder of a pipeline that holds both. It has the first layers of the transformer too.
+    folder of a pipeline that holds both. It has the first layers of the transformer too, with the
+    transformer's adapters (the option `adapters`, see PipelinePart).
     """
+
+    @cached_property
+    def model_key(self) -> str:
+        what = [self.model_path, identifying(self.options)]
+        return f"{ZImageControlNet.__module__}|{json.dumps(what, sort_keys=True)}"
 
     def setup_io(self) -> None:
         self.add_input("latents")
@@ -133,20 +142,26 @@ class ZImageControlNet(ModelFn):
 
         base, dtype = self.options.get("base"), self.options.get("dtype")
         if base is None:
-            parts = load_parts(str(model_path), {"controlnet", "transformer"}, dtype)
-            controlnet = parts.controlnet
+            pipeline = load_parts(str(model_path), {"controlnet", "transformer"}, dtype)
+            controlnet = pipeline.controlnet
         else:
             controlnet = load_component(str(model_path), CONTROLNET, dtype)
-            transformer = load_parts(str(base), {"transformer"}, dtype).transformer
+            pipeline = load_parts(str(base), {"transformer"}, dtype)
+            transformer = pipeline.transformer
             if controlnet.dtype != transformer.dtype:
                 raise LoadError(
                     f"the ControlNet {self.model_path!r} is {controlnet.dtype}, the pipeline "
                     f"{transformer.dtype}; give both one: st2i.load(..., dtype='bfloat16')"
                 )
             controlnet = ZImageControlNetModel.from_transformer(controlnet, transformer)
+        components = {"controlnet": controlnet}
+        if adapters := self.options.get("adapters"):
+            # What both have are the same modules: they take the adapters at once.
+            loaded = load_adapters(pipeline, ["transformer"], adapters, None)
+            components["adapters"] = loaded.within(controlnet)
         for layer in controlnet.control_layers:
             layer.register_forward_hook(_tell)
-        return {"controlnet": controlnet}
+        return components
 
     def execute(self, model_components: Any, **inputs: Any) -> dict[str, Any]:
         controlnet, control = model_components["controlnet"], inputs["control"]
@@ -166,7 +181,9 @@ class ZImageControlNet(ModelFn):
             else:
                 residuals.append(hint * scale)
 
-        with _listening(publish):
+        scales = [scale for _, _, scale in self.options.get("adapters", ())]
+        adapters = model_components["adapters"].scaled(scales) if scales else nullcontext()
+        with _listening(publish), adapters:
             controlnet(latents, timestep, prompts, control, conditioning_scale=scale)
         return {"residuals": residuals.items}
 

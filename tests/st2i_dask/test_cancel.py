@@ -33,8 +33,8 @@ from .serve.conftest import serving
 
 STAGES = Path(__file__).parent / "stages.py"
 TIMEOUT = 60
-#: Seconds beside the models' own: of messages, threads and loading a quick model, on a busy machine.
-AROUND = 0.6
+#: Seconds beside the models' own, on a busy machine: until somebody else has run, and in what is charged.
+AROUND, CHARGED = 1.0, 0.5
 
 
 @pytest.fixture(scope="module")
@@ -279,16 +279,16 @@ def test_while_it_runs(cluster, client, tmp_path, stage, way):
             before = request.noted()
             stages.submit(client, tenant="newcomer", seed=1).result(timeout=TIMEOUT)
             waited = time.monotonic() - begin
-        # The call that runs ends; Ctrl-C takes the process a moment to act on.
+        # The call that runs ends first.
         assert waited < SECONDS[stage] + AROUND, waited
     at_rest(client)
     later = request.noted()[len(before) :]
     begun = [found for found, what, _ in later if what == "begin"]
-    # Ctrl-C reaches the scheduler a moment later, in which one more may begin.
-    assert len(begun) <= ("ctrl_c" in way.__name__), begun
+    # News take a moment, in which one more may begin.
+    assert len(begun) <= (stage == "denoise" or "ctrl_c" in way.__name__), begun
     used, charged = request.used_s(), request.charged_s()
     calls = sum(what == "begin" for _, what, _ in request.noted())
-    assert used * 0.98 <= charged <= used + AROUND + 0.05 * calls, (used, charged)
+    assert used * 0.98 <= charged <= used + CHARGED + 0.05 * calls, (used, charged)
 
 
 @pytest.mark.parametrize("way", WAYS, ids=name_of)

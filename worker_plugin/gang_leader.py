@@ -119,18 +119,19 @@ class Leader:
                     self._leave_behind(member, "it has other weights of the model")
             team = [member for member in self._asked if member.is_ready]
             if team != self._team or self._circle is None:
-                self._circle = self._form(team)
+                try:
+                    self._circle = self._form(team)
+                except OSError as error:  # attached anew meanwhile
+                    logger.info("no gang: %s", error)
+                    self._circle = None
             return self._circle
 
     def _form(self, team: list[_Asked]) -> Circle | None:
-        """A new circle, without those that do not answer. Holds the lock; waiting lets go of it."""
+        """A new circle, without those that do not answer. Holds the lock; waiting lets go of it.
+        OSError: no arena."""
         while team:
             self._number += 1
-            try:
-                own = self._gangs.ring()
-            except OSError as error:  # attached anew meanwhile
-                logger.info("no gang: %s", error)
-                return None
+            own = self._gangs.ring()
             for member in team:
                 member.ring = None
                 self._say(member, {"form": self._number})
@@ -166,12 +167,7 @@ class Leader:
             if error is not None and error.rank:
                 self._leave_behind(self._team[error.rank - 1], str(error))
             if error is not None:
-                lost = [f"{m.address} ({m.lost})" for m in self._team if m.lost is not None]
-                logger.warning(
-                    "%s: a step is run alone; it goes on without %s",
-                    self._model_fn.name,
-                    ", ".join(lost) or f"nobody less: {error}",
-                )
+                logger.warning("%s: a step is run again, alone: %s", self._model_fn.name, error)
             for member in self._team:
                 if member.lost is None:
                     self._say(member, {"broken": self._number})
@@ -179,8 +175,13 @@ class Leader:
     def _leave_behind(self, member: _Asked, why: str) -> None:
         if member.lost is None:
             member.lost = why
+            self._log_loss(member)
             if member.line is not None:
                 self._loop.add_callback(member.line.close)
+
+    def _log_loss(self, member: _Asked) -> None:
+        where = self._model_fn.name, member.address, member.lost
+        logger.warning("%s goes on without %s: %s", *where)
 
     def _await(
         self, is_there: Callable[[_Asked], bool], members: list[_Asked], deadline: float
@@ -220,7 +221,6 @@ class Leader:
 
     async def _talk(self, member: _Asked) -> None:
         """Ask one worker, and hear what it says, until one of both ends."""
-        why = "its worker has gone"
         try:
             comm = await connect(
                 member.address, timeout=ANSWER_SECONDS, **self._gangs.worker.connection_args
@@ -236,7 +236,7 @@ class Leader:
                     }
                 )
                 while True:
-                    message = await comm.read()
+                    message = await comm.read() or {}  # nothing: it does not know the question
                     with self._changed:
                         if "ready" in message:
                             member.version = message["ready"]
@@ -249,7 +249,9 @@ class Leader:
             finally:
                 comm.abort()
         except Exception as error:
-            logger.info("%s is no member any more: %s", member.address, error)
+            why = f"its worker has gone: {error}"
         with self._changed:
-            member.lost = member.lost or why
+            if member.lost is None:
+                member.lost = why
+                self._log_loss(member)
             self._changed.notify_all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -63,11 +64,14 @@ def table(columns: Columns, *, right: Sequence[str] = ()) -> DataTable:
 
 def fill(widget: DataTable, columns: Columns, rows: Sequence[Sequence[str]]) -> None:
     """Show these rows: a text for each column."""
+    data = {field: [row[i] for row in rows] for i, (field, _, _) in enumerate(columns)}
+    if widget.source.data == data:
+        return
     put(widget, height=_height(len(rows)))
-    replace(
-        widget.source,
-        {field: [row[i] for row in rows] for i, (field, _, _) in enumerate(columns)},
-    )
+    widget.source.data = data
+    # BokehJS draws a table again when its view changes, and takes other data in as many rows for no
+    # change of it.
+    widget.view.tags = [time.monotonic()]
 
 
 def _height(rows: int) -> int:

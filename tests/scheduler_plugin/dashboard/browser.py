@@ -102,6 +102,25 @@ def plots(driver: Any) -> list[dict[str, Any]]:
     return found
 
 
+_TABLE = """
+let rows = null;
+const visit = (view) => {
+  if (view.model.type === "DataTable") {
+    rows = [...view.shadow_el.querySelectorAll(".slick-row")].map((row) => row.innerText.split("\\n"));
+  }
+  for (const child of (view.child_views || [])) visit(child);
+};
+for (const view of Object.values(Bokeh.index.roots || Bokeh.index)) visit(view);
+return rows;
+"""
+
+
+def table(driver: Any) -> list[list[str]]:
+    """What the rows of the page's table say, as drawn."""
+    found: list[list[str]] = driver.execute_script(_TABLE)
+    return found
+
+
 def overlaps(found: list[dict[str, Any]]) -> list[tuple[str, str]]:
     """Pairs of visible plots that cover each other by more than a pixel."""
     shown = [plot for plot in found if plot["visible"]]

@@ -11,7 +11,7 @@ from scheduler_plugin.dashboard.board import PAGES
 from scheduler_plugin.dashboard.tenants import TenantsPage
 
 from ..live import chain, serving, until
-from .browser import MISSING, WHY, browser, complaints, overlaps, plots, visit
+from .browser import MISSING, WHY, browser, complaints, overlaps, plots, table, visit
 from .crowded import showing
 
 pytestmark = pytest.mark.skipif(MISSING, reason=WHY)
@@ -92,6 +92,46 @@ def test_many_executors_and_tenants(chromium, crowd, path):
         if name not in ("DataTable", "map"):
             assert plot["title"]
             assert plot["axes"][0] or name == "models", f"{name}: the x axis has no unit"
+
+
+def test_a_viewer_turns_pages_and_finds_a_tenant(chromium, crowd):
+    """The table that is drawn follows: also where it has as many rows as before."""
+    visit(chromium, f"{crowd.address}/st2i-tenants")
+    until(lambda: len(table(chromium)) == 15)
+    first = table(chromium)
+    press(chromium, "next")
+    until(lambda: len(table(chromium)) == 15 and not _names(table(chromium)) & _names(first))
+    press(chromium, "previous")
+    until(lambda: _names(table(chromium)) == _names(first))
+    chromium.execute_script(_FIND, "tenant-0777")
+    until(lambda: _names(table(chromium)) == {"tenant-0777"})
+    assert complaints(chromium) == []
+
+
+def _names(rows):
+    return {row[0] for row in rows}
+
+
+def press(driver, label):
+    driver.execute_script(_PRESS, label)
+
+
+_PRESS = """
+const label = arguments[0];
+const visit = (view) => {
+  if (view.model.type === "Button" && view.model.label.includes(label)) {
+    view.shadow_el.querySelector("button").click();
+  }
+  for (const child of (view.child_views || [])) visit(child);
+};
+for (const view of Object.values(Bokeh.index.roots || Bokeh.index)) visit(view);
+"""
+
+_FIND = """
+for (const model of Bokeh.documents[0]._all_models.values()) {
+  if (model.type === "TextInput") model.value = arguments[0];
+}
+"""
 
 
 @pytest.mark.parametrize("path", PATHS)

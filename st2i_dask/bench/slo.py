@@ -49,7 +49,7 @@ from ._slo_workflows import EXAMPLE, KINDS, TIME, Kind, model_functions, save, w
 WORKERS = 2
 SECONDS = 42.0
 #: Share of the workers' seconds that the requests compute for.
-LOAD = 0.55
+LOAD = 0.5
 SLO = 3.0
 SEED = 1
 #: Tensors between tasks; weights lie here too.

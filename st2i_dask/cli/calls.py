@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..workflow import Workflow
-from .options import checked, parse_assignments
+from .options import checked, parameter_values, parse_assignments
 from .sources import find_workflow
 
 PROMPT = "a red circle on a white background"
@@ -37,7 +37,8 @@ def call_of(source: str, assignments: Sequence[str], prompt: str) -> Call:
     """assignments: NAME=VALUE each. prompt: for a workflow that takes one. ParameterError, LoadError."""
     workflow = find_workflow(source)
     names = {parameter.name for parameter in workflow.parameters}
-    values = checked(workflow, parse_assignments(workflow, assignments))
+    written = parse_assignments(workflow, assignments)
+    values = checked(workflow, parameter_values(workflow, written))
     if "prompt" in names:
         values.setdefault("prompt", prompt)
     return Call(workflow, values, "seed" in names and "seed" not in values)

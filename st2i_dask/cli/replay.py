@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..errors import ParameterError
-from ..simulate.live import attainment, play
+from ..simulate.live import alone_s, attainment, play
 from ..tenants import check_tenant
 from .calls import PROMPT, Call, call_of
 from .clusters import running_cluster
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from ..simulate.measured import Measured
     from ..simulate.traces import Asked
 
-#: How long the first request of a workflow may take, seconds: it loads.
-ALONE_SECONDS = 600.0
 LONGEST_TRACE_S = 30 * 86400.0
 
 
@@ -176,13 +174,12 @@ def run(
     later than the trace says the last request was submitted), alone_s by workflow, tenants, caches."""
     from .. import operate
 
-    alone_s = {}
+    seconds = {}
     for name, call in calls.items():
         for number in range(2):  # the first loads
-            began = time.monotonic()
-            call.submit(client, "st2i-replay", number).result(timeout=ALONE_SECONDS)
-            alone_s[name] = time.monotonic() - began
-        one = alone_s[name]
+            submit = partial(call.submit, client, "st2i-replay", number)
+            seconds[name] = alone_s(submit, call.workflow.name)
+        one = seconds[name]
         note(f"{call.workflow.name}: {one:.3f} s alone, deadline {slo * one:.3f} s")
     service = {row["tenant"]: row["service_s"] for row in operate.tenants(client)}
     caches = _caches(operate.models(client))
@@ -193,7 +190,7 @@ def run(
     )
     after = {row["tenant"]: row["service_s"] for row in operate.tenants(client)}
     used = _caches(operate.models(client))
-    deadline = [slo * alone_s[name] for name in names]
+    deadline = [slo * seconds[name] for name in names]
     latency = played.latency_s
     rows = []
     for tenant in dict.fromkeys(a.tenant for a in asked):
@@ -212,7 +209,7 @@ def run(
         "seconds": played.seconds,
         "late_s": played.late_s,
         "slo": slo,
-        "alone_s": {call.workflow.name: alone_s[name] for name, call in calls.items()},
+        "alone_s": {call.workflow.name: seconds[name] for name, call in calls.items()},
         "tenants": rows,
         "fairness": _jain([row["service_s"] for row in rows]),
         "caches": {name: used[name] - caches[name] for name in used},

@@ -1,4 +1,4 @@
-"""The requests of a trace on a live cluster: each submitted when the trace says, timed to its end."""
+"""Requests on a live cluster, timed: one alone, or those of a trace, each when the trace says."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..errors import AttachError
+from ..errors import AttachError, OutputError, St2iError
 
 if TYPE_CHECKING:
     from distributed import Future
 
 #: How long no request may end while some are open, seconds.
 IDLE_SECONDS = 600.0
+#: How long a request alone may take, seconds: the first one loads.
+ALONE_SECONDS = 600.0
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,26 @@ class Played:
     seconds: float
     late_s: float
     futures: tuple[Future, ...]
+
+
+def alone_s(submit: Callable[[], Future], name: str) -> float:
+    """Seconds of one request of that workflow, waited for. AttachError: it took longer than `ALONE_SECONDS`;
+    OutputError: it failed with what is no error of this package."""
+    began = time.monotonic()
+    try:
+        submit().result(timeout=ALONE_SECONDS)
+    except St2iError:
+        raise
+    except TimeoutError:
+        raise AttachError(
+            f"workflow {name!r}: one request took longer than {ALONE_SECONDS:g} s; see whether the cluster "
+            "has workers: st2i doctor --scheduler ADDR"
+        ) from None
+    except Exception as error:
+        raise OutputError(
+            f"workflow {name!r} failed, {type(error).__name__}: {error}; correct it or its parameters first"
+        ) from error
+    return time.monotonic() - began
 
 
 def attainment(latency_s: Sequence[float | None], deadline_s: Sequence[float]) -> float:

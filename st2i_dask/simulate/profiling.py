@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import statistics
-import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import operate
@@ -19,6 +19,7 @@ from ..cluster import attach
 from ..errors import AttachError
 from ..request import Request
 from ..submission import submit_requests
+from .live import alone_s
 from .measured import Measured
 from .meter import METER, Done, Meter, done
 from .profiles import Model, Profile
@@ -26,13 +27,11 @@ from .pulls import pulls
 from .workflows import Position, Workflow
 
 if TYPE_CHECKING:
-    from distributed import Client
+    from distributed import Client, Future
 
 TENANT = "st2i-profile"
 #: Requests of each workflow that count, after one that loads.
 RUNS = 5
-#: How long one request may take, seconds.
-LONGEST_S = 600.0
 
 
 class Alone(NamedTuple):
@@ -52,8 +51,8 @@ def profile(
     """Run `runs` + 1 requests of each workflow for tenant `TENANT` and measure them.
 
     requests: by the workflow's name, what makes request number so-and-so; of a composed workflow.
-    Blocks. AttachError: the cluster has no workers, or a request took longer than `LONGEST_S`; what a
-    request raises goes to the caller. `note` is told latencies, and what makes the figures doubtful.
+    Blocks. AttachError: the cluster has no workers. Also raises what `live.alone_s` does. `note` is told
+    latencies, and what makes the figures doubtful.
     """
     attach(client)
     if not client.nthreads():
@@ -67,7 +66,9 @@ def profile(
     client.register_plugin(Meter(TENANT))
     try:
         for name, make in requests.items():
-            alone[name] = _run(client, [make(number) for number in range(1 + runs)])
+            made = [make(number) for number in range(1 + runs)]
+            latency_s = [alone_s(partial(_submit, client, request), name) for request in made]
+            alone[name] = Alone(made, latency_s)
             note(f"{name}: {statistics.median(alone[name].latency_s[1:]):.3f} s alone")
         tasks = client.run_on_scheduler(done)
         device = _device(client)  # before there are other tensors than the workflows'
@@ -81,20 +82,8 @@ def profile(
     return _put_together(alone, found, weights, device, link)
 
 
-def _run(client: Client, requests: Sequence[Request]) -> Alone:
-    latency = []
-    for request in requests:
-        began = time.monotonic()
-        (future,) = submit_requests(client, [request])
-        try:
-            future.result(timeout=LONGEST_S)
-        except TimeoutError:
-            raise AttachError(
-                f"a request took longer than {LONGEST_S:g} s; look at the cluster with `st2i doctor`, "
-                "or profile a smaller size"
-            ) from None
-        latency.append(time.monotonic() - began)
-    return Alone(requests, latency)
+def _submit(client: Client, request: Request) -> Future:
+    return submit_requests(client, [request])[0]
 
 
 def _put_together(

@@ -120,6 +120,7 @@ def test_replay_tells_what_the_simulator_says_of_the_same_requests(scheduler, tm
         (["--workflow", "shapes", "--workflow", "shapes"], "two are called 'shapes'"),
         (["--workflow", "=shapes"], "one is called ''"),
         (["--workflow", "shapes", "--param", "num_steps=0"], "num_steps"),
+        (["--workflow", "shapes", "--param", "nope=1"], "has no parameter 'nope'"),
         (["--workflow", "shapes", "--out", "/nowhere/p.json"], "there is no folder /nowhere"),
         (["--workflow", "shapes", "--out", __file__], "cannot be read"),
     ],

@@ -73,6 +73,14 @@ def test_requests_that_fail_are_misses_and_the_status_says_so(scheduler, trace, 
         (["--workflow", f"{PAINT}:paint", "--seconds", 0], "no request of"),
         (["--workflow", f"{PAINT}:paint", "--param", "num_steps=99"], "num_steps"),
         (["--workflow", f"{PAINT}:paint", "--rate", 0], "rate scale is 0"),
+        (["--workflow", f"{PAINT}:paint"] * 2, "there is one for all others already"),
+        (
+            ["--workflow", f"odd={PAINT}:paint"],
+            "the trace asks for no workflow 'odd', but for '', 'plain'",
+        ),
+        (["--workflow", f"{PAINT}:paint", "--json", "/nowhere/f"], "there is no folder /nowhere"),
+        (["--workflow", f"{PAINT}:paint", "--profile", "none"], "profile none cannot be read"),
+        (["--workflow", f"{PAINT}:paint", "--rate", 1e-9], "lasts 1.1e+09 s"),
     ],
 )
 def test_what_makes_no_sense_is_refused_before_anything_is_submitted(trace, arguments, message):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -190,3 +191,13 @@ def test_a_profile_that_makes_no_sense_is_refused(tmp_path, text, message):
 def test_memory_is_what_a_plan_compares():
     bigger = EXACT.with_memory(EXACT.memory_bytes + MIB)
     assert bigger.weight_bytes == EXACT.weight_bytes + MIB
+
+
+def test_the_readme_cites_nothing_that_the_page_lacks():
+    root = Path(__file__).parents[3]
+    page = (root / "docs" / "evaluation.md").read_text()
+    section = (root / "README.md").read_text().partition("## Evaluation")[2].partition("\n## ")[0]
+    rows = [line.split(" | ") for line in section.splitlines() if line.startswith("| ")][1:]
+    assert len(rows) == 3
+    for what, we_get, _ in rows:
+        assert any(f"{what} | " in line and f" | {we_get} | " in line for line in page.splitlines())

@@ -14,7 +14,7 @@ from typing import Any
 from ..errors import LoadError
 from ..workflow import Workflow, workflow
 from .families import TEXT, Builder, find
-from .folder import PACKAGED, DiffusersFolder, read_folder
+from .folder import PACKAGED, DiffusersFolder, check_one_dtype, read_folder
 from .form import check_defaults
 from .narrowed import with_defaults
 
@@ -74,6 +74,8 @@ def load(
         if controlnets:
             defaults["controlnets"] = controlnets
         name = name or _name(folder, task, dtype, controlnets)
+        if dtype is None:
+            check_one_dtype(folder, controlnets)
         _loaded[key] = _build(builder, folder, name, dtype, defaults)
     return _loaded[key]
 

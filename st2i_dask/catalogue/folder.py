@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -289,6 +289,27 @@ def stored_dtype(folder: DiffusersFolder) -> str:
             f"{folder.source!r}: the dtype of its {part} is not known here and the hub does not say "
             f"({type(error).__name__}); give the dtype, one of {', '.join(DTYPES)}"
         ) from error
+
+
+def check_one_dtype(folder: DiffusersFolder, controlnets: Sequence[str]) -> None:
+    """LoadError where ControlNets are stored in another dtype than the denoiser; of weights that are not
+    here workers find out."""
+    part = "transformer" if (folder.path / "transformer").is_dir() else "unet"
+    wanted = _stored_here(folder.path / part)
+    for source in controlnets:
+        its = _stored_here(read_component(source).path)
+        if None not in (its, wanted) and its != wanted:
+            raise LoadError(
+                f"the ControlNet {source!r} is stored in {its}, the {part} of {folder.source!r} in "
+                f"{wanted}; give both one: st2i.load(..., dtype='bfloat16')"
+            )
+
+
+def _stored_here(path: Path) -> str | None:
+    try:
+        return _stored_in(path) if any(path.glob("*.safetensors")) else None
+    except Exception:  # of a damaged file; who loads it says what is wrong
+        return None
 
 
 def _stored_in(path: Path) -> str:

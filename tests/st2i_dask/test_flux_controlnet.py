@@ -178,12 +178,16 @@ def test_a_controlnet_from_elsewhere_goes_with_a_plain_folder(apart, fresh_regis
     assert torch.equal(ours, expected(pipeline, **parameters))
 
 
-def test_two_dtypes_are_refused_with_the_cure(apart, fresh_registry):
+def test_two_dtypes_are_refused_with_the_cure(apart, fresh_registry, monkeypatch):
     plain, canny = apart
     from diffusers import FluxControlNetModel
 
     half = FluxControlNetModel.from_pretrained(canny, torch_dtype=torch.bfloat16)
     half.save_pretrained(canny)
+    with pytest.raises(st2i.LoadError, match=r"canny.*bfloat16.*float32; give both one"):
+        st2i.load(plain, controlnet=canny)
+    # Of weights that only workers have.
+    monkeypatch.setattr("st2i_dask.catalogue.folder._stored_here", lambda path: None)
     with pytest.raises(st2i.LoadError, match=r"canny.*bfloat16.*float32; give both one"):
         run_here(st2i.load(plain, controlnet=canny), **completed({}))
 

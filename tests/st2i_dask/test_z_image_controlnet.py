@@ -196,12 +196,16 @@ def test_a_controlnet_from_elsewhere_goes_with_a_plain_folder(apart, tmp_path, w
     check(run_here(workflow, **parameters), expected(pipeline, **parameters), "bfloat16")
 
 
-def test_two_dtypes_are_refused_with_the_cure(apart):
+def test_two_dtypes_are_refused_with_the_cure(apart, monkeypatch):
     from diffusers import ZImageControlNetModel
 
     plain, canny = apart
     half = ZImageControlNetModel.from_pretrained(canny, torch_dtype=torch.bfloat16)
     half.save_pretrained(canny)
+    with pytest.raises(st2i.LoadError, match=r"canny.*bfloat16.*float32; give both one"):
+        st2i.load(plain, controlnet=canny)
+    # Of weights that only workers have.
+    monkeypatch.setattr("st2i_dask.catalogue.folder._stored_here", lambda path: None)
     with pytest.raises(st2i.LoadError, match=r"canny.*bfloat16.*float32; give both one"):
         run_here(st2i.load(plain, controlnet=canny), **controlled({}))
 

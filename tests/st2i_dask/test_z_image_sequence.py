@@ -16,7 +16,7 @@ from st2i_dask.catalogue.tiny_z_image import save_z_image, save_z_image_controln
 from st2i_dask.catalogue.z_image.sequence import SharedAttention, bounds, shared_sequence
 from st2i_dask.gang import in_gang, running_gang
 
-from .originals import LONG, completed, expected, reference
+from .originals import LONG, completed, expected, mask, picture, reference
 
 TIMEOUT = 120
 
@@ -244,6 +244,17 @@ def test_the_parameter_is_carried_to_the_scheduler_and_keeps_the_model_one(folde
     assert models[0] == models[1]
     others = {a["gang"] for a in requests[1].annotations.values() if a["fn"] != "ZImageTransformer"}
     assert others == {1}
+
+
+@pytest.mark.parametrize("task", ["image-to-image", "inpainting"])
+def test_pictures_that_begin_with_another_are_shared_too(folder, task):
+    given = {"image": picture(32, 32)}
+    if task == "inpainting":
+        given["mask_image"] = mask(32, 32)
+    workflow = st2i.load(folder, task=task)
+    request = workflow.request(prompt="a cat", height=32, width=32, sequence_parallel=2, **given)
+    gangs = {a["gang"] for a in request.annotations.values() if a["fn"] == "ZImageTransformer"}
+    assert gangs == {2}
 
 
 @pytest.mark.parametrize("wrong", [0, 9, True, 1.5])

@@ -233,6 +233,26 @@ def test_attached_anew_in_the_middle(client):
 
 
 @pytest.mark.slow
+def test_a_member_that_is_retired_leaves_at_once():
+    with cluster(3) as client:
+        shared.submit(client, seed=WARM).result(timeout=TIMEOUT)
+        future = shared.submit(client, seed=3, seconds=0.3, steps=8)
+        fleet = client.cluster.scheduler.plugins["st2i-scheduler"].policy._fleet
+        deadline = time.monotonic() + TIMEOUT
+        while not (held := [i.run for i in fleet.running.values() if i.run.members]):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        time.sleep(1.0)
+        start = time.monotonic()
+        client.retire_workers([held[0].members[0]], remove=True, close_workers=True)
+        sizes = check(future, 3, steps=8)
+        assert time.monotonic() - start < 20
+        assert sizes[0] == 3
+        assert sizes[-1] == 2
+        check_nothing_left(client)
+
+
+@pytest.mark.slow
 def test_no_file_of_an_arena_is_left_by_many_gangs(client):
     pids = client.run(os.getpid).values()
     shared.submit(client, seed=3).result(timeout=TIMEOUT)

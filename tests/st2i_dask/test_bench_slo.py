@@ -20,7 +20,7 @@ BY_SYSTEM = ("attainment", "p50_s", "p99_s", "load_s", "compute_s", "transfer_s"
 def test_every_request_of_the_trace_is_served_once_by_every_system():
     """The benchmark itself compares the pixels of every request with those of a request alone."""
     names, kinds = ("ours", "nocache"), (models.KINDS[2], models.KINDS[4])
-    found = slo.run(seconds=4.0, load=0.4, names=names, kinds=kinds)
+    found = slo.run(seconds=3.0, load=0.5, names=names, kinds=kinds)
     json.dumps(found)
     assert found["requests"] >= 2
     assert found["executors"] == 2

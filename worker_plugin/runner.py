@@ -113,6 +113,7 @@ class StepRunner:
                     self._worker.loop.add_callback(self._collect_soon)
                     raise Reschedule from error
                 except UnwantedError as error:
+                    self._worker.loop.add_callback(self._collect_soon)
                     raise Reschedule from error  # for when it is wanted again meanwhile
                 except (SystemExit, KeyboardInterrupt) as error:
                     # They would end the worker, and with it everybody's work.

@@ -34,7 +34,7 @@ from .serve.conftest import serving
 STAGES = Path(__file__).parent / "stages.py"
 TIMEOUT = 60
 #: Seconds beside the models' own, on a busy machine: until somebody else has run, and in what is charged.
-AROUND, CHARGED = 1.0, 0.5
+AROUND, CHARGED = 2.0, 0.5
 
 
 @pytest.fixture(scope="module")

@@ -91,6 +91,8 @@ class Run:
         first.
         """
         held = len(self.members)
+        if not held and not self.departed:
+            return seconds
         if not self.departed and (served is None or served >= held):
             return seconds * (1 + held)
         shares = [seconds] * held + [min(seconds, s) for s in sorted(self.departed, reverse=True)]

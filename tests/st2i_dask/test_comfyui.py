@@ -140,6 +140,32 @@ def test_a_controlnet_with_its_image(folders, edges):
     assert not torch.equal(ours, run_here(load(plain(), folders)))
 
 
+def test_each_of_two_controlnets_has_its_window(folders, edges):
+    graph = controlled()
+    graph["30"] = node(
+        "ControlNetApplyAdvanced",
+        **{**graph["20"]["inputs"], "positive": ["20", 0], "negative": ["20", 1]},
+    )
+    graph["30"]["inputs"].update(start_percent=0.5, end_percent=1, strength=0.4)
+    graph["3"]["inputs"].update(positive=["30", 0], negative=["30", 1])
+    ours = run_here(load(graph, folders, images=edges))
+    with Image.open(edges / "edges.png") as image:
+        theirs = run_here(
+            st2i.load(folders[CHECKPOINT], controlnet=[folders[CONTROLNET]] * 2),
+            prompt="a cat",
+            seed=7,
+            num_steps=3,
+            width=48,
+            height=32,
+            guidance_scale=2.5,
+            control_image=[image.convert("RGB")] * 2,
+            controlnet_conditioning_scale=[0.7, 0.4],
+            control_guidance_start=[0.0, 0.5],
+            control_guidance_end=[0.5, 1.0],
+        )
+    assert torch.equal(ours, theirs)
+
+
 def test_a_file_takes_its_name_and_the_pictures_beside_it(folders, edges):
     path = edges / "cat.json"
     path.write_text(json.dumps(controlled()))

@@ -194,7 +194,7 @@ class TenantsPage(Page):
     def _draw_vtimes(
         self, history: TenantHistory, x: NDArray[np.float64], top: list[str], slack_s: float
     ) -> None:
-        least = history.least()
+        least = _without_gaps(history.least())
         vtimes = history.vtimes(top)
         everybody = history.everybody()
         others = everybody[:, 2] - np.count_nonzero(~np.isnan(vtimes), axis=1)
@@ -296,6 +296,17 @@ class _Standing:
             f"{100 * self.fair_share[index]:.2f}" if index is not None else "",
             f"{now.service_s:,.1f}",
         )
+
+
+def _without_gaps(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The last known value where there is none; 0 before the first: an area must not break off.
+
+    >>> _without_gaps(np.array([np.nan, 2.0, np.nan])).tolist()
+    [0.0, 2.0, 2.0]
+    """
+    known = ~np.isnan(values)
+    last = np.maximum.accumulate(np.where(known, np.arange(len(values)), -1))
+    return np.where(last >= 0, values[last], 0.0)
 
 
 def _stack(

@@ -10,6 +10,7 @@ import urllib.error
 import urllib.request
 import weakref
 
+import numpy as np
 import pytest
 from bokeh.document import Document
 from bokeh.models import ColumnDataSource, DataTable
@@ -111,6 +112,13 @@ def test_many_tenants_are_a_few_lines_and_the_rest(crowd):
     queued, _ = data(page, "queued"), data(page, "running")
     assert sum(queued[0]["now"]) == crowd.board.watch.tenants.totals.queued
     assert len(cells(page)["tenant"]) == 15
+
+
+def test_the_band_of_the_slack_does_not_break_off_where_nobody_was_active():
+    from scheduler_plugin.dashboard.tenants import _without_gaps
+
+    gaps = np.array([np.nan, 2.0, np.nan, np.nan, 3.0])
+    assert _without_gaps(gaps).tolist() == [0.0, 2.0, 2.0, 2.0, 3.0]
 
 
 def test_a_tenant_finds_itself_and_turns_pages(crowd):

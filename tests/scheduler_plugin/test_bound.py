@@ -252,9 +252,10 @@ def test_the_bound_holds_on_thousands_of_random_dags(seed, executors, slack_s, w
         assert_fair(cluster, slack_s)
 
 
-def test_there_are_gangs_in_these_schedules():
+def test_there_are_gangs_and_waits_in_these_schedules():
     clusters = [random_schedule(seed, 8, 1.0, True) for seed in range(12)]
     assert sum(map(gangs, clusters)) > 50
+    assert sum(cluster.held_s > 0.0 for cluster in clusters) > 2
 
 
 def test_everything_stays_consistent_while_the_bound_is_measured():

@@ -59,7 +59,8 @@ def test_a_request_alone_divides_its_steps(executors, seconds):
 
 def test_an_exchange_delays_every_step():
     plain, _ = latency(wide(Split(2, 10, 0)), 2)
-    exchanging, _ = latency(wide(Split(2, 10, 10**17)), 2)  # a tenth of what the link moves a second
+    tenth_s = 10**17  # bytes that the link moves meanwhile
+    exchanging, _ = latency(wide(Split(2, 10, tenth_s)), 2)
     assert exchanging == pytest.approx(plain + 2 * 10 * 0.05)
 
 

@@ -34,7 +34,7 @@ PAGES: tuple[type[Page], ...] = (IndexPage, TenantsPage, ExecutorsPage, Requests
 SAMPLE_SECONDS = 1.0
 
 #: Of the scheduler's time, for all open pages, and how much dearer an update is with its messages.
-PAGES_SHARE = 0.01
+PAGES_SHARE = 0.006
 SENDING = 2.0
 
 #: Name of the attribute by which an application of ours is known.

@@ -115,9 +115,9 @@ async def _round(pipe: Connection, address: str, seconds: float) -> dict[str, fl
 
 
 async def _all_drawn(viewers: list[_Viewer], watching: list[asyncio.Task[None]]) -> None:
-    """Until every page has been brought up to date twice."""
+    """Until every page has been brought up to date."""
     end = time.monotonic() + START_SECONDS
-    while any(viewer.messages < 3 for viewer in viewers):
+    while any(viewer.messages < 2 for viewer in viewers):
         for task in watching:
             if task.done():
                 task.result()  # it failed

@@ -18,7 +18,7 @@ from distributed import Scheduler
 
 from scheduler_plugin import glance
 from scheduler_plugin.dashboard import open_board
-from scheduler_plugin.dashboard.board import PAGES
+from scheduler_plugin.dashboard.board import PAGES, PAGES_SHARE, SENDING
 from scheduler_plugin.dashboard.executors import ExecutorsPage
 from scheduler_plugin.dashboard.models import ModelsPage
 from scheduler_plugin.dashboard.requests import RequestsPage

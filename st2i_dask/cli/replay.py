@@ -182,14 +182,14 @@ def run(
         one = seconds[name]
         note(f"{call.workflow.name}: {one:.3f} s alone, deadline {slo * one:.3f} s")
     service = {row["tenant"]: row["service_s"] for row in operate.tenants(client)}
-    caches = _caches(operate.models(client))
+    models = operate.models(client)
     names = [a.workflow if a.workflow in calls else "" for a in asked]
     played = play(
         [a.at for a in asked],
         lambda number: calls[names[number]].submit(client, asked[number].tenant, number),
     )
     after = {row["tenant"]: row["service_s"] for row in operate.tenants(client)}
-    used = _caches(operate.models(client))
+    caches = _caches(models, operate.models(client))
     deadline = [slo * seconds[name] for name in names]
     latency = played.latency_s
     rows = []
@@ -212,7 +212,7 @@ def run(
         "alone_s": {call.workflow.name: seconds[name] for name, call in calls.items()},
         "tenants": rows,
         "fairness": _jain([row["service_s"] for row in rows]),
-        "caches": {name: used[name] - caches[name] for name in used},
+        "caches": caches,
     }
 
 
@@ -226,11 +226,22 @@ def _served(latency: Sequence[float | None], deadline: Sequence[float]) -> dict[
     return {"attainment": attainment(latency, deadline), **shares}
 
 
-def _caches(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    return {
-        name: sum(row[name] for row in rows)
-        for name in ("runs", "hits", "loads", "load_s", "stalled_s")
-    }
+_CACHED = ("runs", "hits", "loads", "load_s", "stalled_s")
+
+
+def _caches(
+    before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]
+) -> dict[str, float]:
+    """What the workers' models did in between; those that are gone by then are left out."""
+    known = {(row["worker"], row["model_key"]): row for row in before}
+    found = dict.fromkeys(_CACHED, 0.0)
+    for row in after:
+        old = known.get((row["worker"], row["model_key"]))
+        # A model that was read anew counts from 0 again.
+        old = old if old is not None and old["runs"] <= row["runs"] else dict.fromkeys(_CACHED, 0)
+        for name in _CACHED:
+            found[name] += row[name] - old[name]
+    return found
 
 
 def _jain(service: Sequence[float]) -> float:

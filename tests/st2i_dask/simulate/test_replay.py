@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 import st2i_dask as st2i
 from st2i_dask.cli import main
-from st2i_dask.cli.replay import _jain
+from st2i_dask.cli.replay import _caches, _jain
 from st2i_dask.simulate import traces
 from st2i_dask.simulate.traces import Asked
 
@@ -93,3 +93,21 @@ def test_fairness_is_jains():
     assert _jain([1.0, 1.0, 1.0]) == pytest.approx(1)
     assert _jain([5.0, 0.0]) == pytest.approx(0.5)
     assert _jain([0.0]) == 1.0
+
+
+def test_caches_are_what_happened_in_between():
+    def row(model, runs, hits, loads):
+        rest = {"load_s": 0.5 * loads, "stalled_s": 0.25 * loads}
+        return {
+            "worker": "w",
+            "model_key": model,
+            "runs": runs,
+            "hits": hits,
+            "loads": loads,
+            **rest,
+        }
+
+    before = [row("kept", 5, 3, 8), row("gone", 9, 9, 4), row("anew", 7, 7, 4)]
+    after = [row("kept", 9, 6, 12), row("new", 2, 1, 4), row("anew", 1, 0, 4)]
+    found = {"runs": 7, "hits": 4, "loads": 12, "load_s": 6.0, "stalled_s": 3.0}
+    assert _caches(before, after) == found

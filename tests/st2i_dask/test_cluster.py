@@ -96,7 +96,7 @@ def test_map_gives_futures_in_order(client):
 
     assert client.gather(text.map(client, ["a", "bb", "ccc"], seed=[1, 2, 3])) == [1002, 2003, 3004]
     assert client.gather(text.map(client, ["a", "bb"], seed=7)) == [1008, 2008]
-    with pytest.raises(st2i.ParameterError, match="2 seeds for 3 prompts"):
+    with pytest.raises(st2i.ParameterError, match="2 values of 'seed' for 3 prompts"):
         text.map(client, ["a", "b", "c"], seed=[1, 2])
     with pytest.raises(st2i.ParameterError, match=r"seed=1\.5"):
         text.map(client, ["a", "b"], seed=[1, 1.5])

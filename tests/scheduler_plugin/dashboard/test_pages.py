@@ -257,10 +257,9 @@ def test_pages_wait_the_longer_the_dearer_they_are_and_the_more_are_open(crowd):
         return open_, both, one_less
 
     open_, both, one_less = crowd.on_loop(pauses)
-    assert both == pytest.approx(
-        2.0 * open_
-    )  # an update and its messages, each, in 1 % of the time
-    assert one_less == pytest.approx(2.0 * (open_ - 1))
+    alone_s = 0.01 * SENDING / PAGES_SHARE
+    assert both == pytest.approx(alone_s * open_)
+    assert one_less == pytest.approx(alone_s * (open_ - 1))
 
 
 # Coming and going

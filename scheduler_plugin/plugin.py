@@ -86,6 +86,8 @@ class ServingSchedulerPlugin(SchedulerPlugin):
         for stream in scheduler.stream_comms.values():
             quicken(stream)
         self.board = open_board(scheduler, self.policy, time.monotonic)
+        if self.board is not None:
+            self.bridge.journal.watch(self.board.watch)
 
     async def close(self) -> None:
         if self.board is not None:
@@ -134,8 +136,6 @@ class ServingSchedulerPlugin(SchedulerPlugin):
     ) -> None:
         if start == "processing" and finish == "memory":
             self._account(key, kwargs)
-        if start == "processing" and self.board is not None:
-            self.board.ended(key, finish, (kwargs.get("metadata") or {}).get(ANNOTATION))
         self.bridge.transitioned(key, start, finish, stimulus_id, kwargs)
         self.calls.transitioned(key, finish)
         if self.traces is not None and finish in ("memory", "erred", "forgotten"):

@@ -9,7 +9,8 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from .glance import RunGlance
+from .events import Measured
+from .journal import RunOutcome, RunRecord
 
 
 class Ended(NamedTuple):
@@ -24,7 +25,7 @@ class Ended(NamedTuple):
     compute_s: float
     transfer_s: float
     steps: int
-    outcome: str  # "done", "failed" or "taken back"
+    outcome: RunOutcome
 
 
 @dataclass
@@ -82,35 +83,31 @@ class RunHistory:
         self._runs = 0
         self.spent: dict[tuple[str, str], Spent] = {}
 
-    def ended(
-        self,
-        now: float,
-        run: RunGlance,
-        outcome: str,
-        load_s: float = 0.0,
-        compute_s: float = 0.0,
-        transfer_s: float = 0.0,
-        steps: int = 1,
-    ) -> None:
-        """A run ended at `now`, with these device seconds; outcome: see `Ended`."""
+    def ended(self, run: RunRecord) -> None:
+        """A run is over. What nobody measured counts as no device seconds."""
+        assert run.over is not None
+        assert run.outcome is not None
         most_requests, most_runs, most_of_one = self._limits
-        history = self._requests.pop(run.request, None)
+        request = run.request
+        history = self._requests.pop(request.name, None)
         if history is None:
+            outline = request.outline
             history = RequestHistory(
-                run.request, run.tenant, run.workflow, run.positions, run.submitted
+                request.name, request.tenant, outline.workflow, len(outline), request.submitted
             )
-        self._requests[run.request] = history
+        self._requests[request.name] = history
+        used = run.used or Measured()
         ended = Ended(
             run.position,
-            run.fn,
+            run.step.fn,
             run.executor,
             run.started,
-            now,
-            load_s,
-            compute_s,
-            transfer_s,
-            steps,
-            outcome,
+            run.over,
+            used.load_s,
+            used.compute_s,
+            used.transfer_s,
+            run.steps,
+            run.outcome,
         )
         if len(history.runs) == most_of_one:
             history.runs[-1] = ended
@@ -118,25 +115,23 @@ class RunHistory:
         else:
             history.runs.append(ended)
             self._runs += 1
-        self._add(run, steps, load_s, compute_s, transfer_s)
+        self._add(ended, history.workflow)
         while len(self._requests) > most_requests or self._runs > most_runs:
             self._drop_oldest()
-        self.forget(now)
+        self.forget(run.over)
 
-    def _add(
-        self, run: RunGlance, steps: int, load_s: float, compute_s: float, transfer_s: float
-    ) -> None:
-        kind = run.fn, run.workflow
+    def _add(self, run: Ended, workflow: str) -> None:
+        kind = run.fn, workflow
         spent = self.spent.get(kind)
         if spent is None:
             if len(self.spent) >= self._kinds:
                 kind = OTHERS
             spent = self.spent.setdefault(kind, Spent())
         spent.runs += 1
-        spent.steps += steps
-        spent.load_s += load_s
-        spent.compute_s += compute_s
-        spent.transfer_s += transfer_s
+        spent.steps += run.steps
+        spent.load_s += run.load_s
+        spent.compute_s += run.compute_s
+        spent.transfer_s += run.transfer_s
 
     def forget(self, now: float) -> None:
         """What is too old at `now`."""

@@ -1,7 +1,7 @@
 """What is recorded of a policy for people who watch it, and the one object that dashboard pages ask.
 
     watch.sample(now)         about once a second
-    watch.ended(now, ...)     from completion messages, before the policy hears of them
+    watch.run_over(run)       told by the journal
     watch.close()             the policy serves no more: pages have nothing left to ask
 
 Pure: the scheduler's plugin drives it. Once closed it refers to no policy any more.
@@ -9,16 +9,16 @@ Pure: the scheduler's plugin drives it. Once closed it refers to no policy any m
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from . import glance
+from .journal import RunRecord, Watcher
 from .policy import FairPolicy
 from .run_history import RunHistory
 from .tenant_history import TenantHistory
 
 
-class Watch:
+class Watch(Watcher):
     """policy: None once closed. facts: what executors say they hold, see `Facts`."""
 
     def __init__(self, policy: FairPolicy) -> None:
@@ -40,26 +40,12 @@ class Watch:
         self.tenants.sample(now, tenants, glance.standings(self.policy, tenants), self._worked)
         self._worked = {}
 
-    def ended(
-        self, now: float, key: str, outcome: str, report: Mapping[str, Any] | None = None
-    ) -> None:
-        """The run of a task is over. report: its worker's measurements, seconds; None: there are none.
-
-        Nothing happens for a task that does not run for an open request.
-        """
-        run = glance.run_of(self.policy, key) if self.policy is not None else None
-        if run is None:
+    def run_over(self, run: RunRecord) -> None:
+        if self.policy is None:
             return
-        load_s = compute_s = transfer_s = 0.0
-        steps = 1
-        if report and "compute" in report:
-            load_s, compute_s, transfer_s = report["load"], report["compute"], report["transfer"]
-            steps += len(report.get("ahead", ()))
-        elif outcome == "done":
-            compute_s = max(0.0, now - run.started)
-        self.requests.ended(now, run, outcome, load_s, compute_s, transfer_s, steps)
-        seconds = load_s + compute_s + transfer_s
-        self._worked[run.tenant] = self._worked.get(run.tenant, 0.0) + seconds
+        self.requests.ended(run)
+        tenant, seconds = run.request.tenant, run.used.total_s if run.used is not None else 0.0
+        self._worked[tenant] = self._worked.get(tenant, 0.0) + seconds
 
     def _check(self) -> None:
         self.tenants._check()

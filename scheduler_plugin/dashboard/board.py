@@ -40,8 +40,6 @@ SENDING = 2.0
 #: Name of the attribute by which an application of ours is known.
 _OURS = "st2i_board"
 
-_OUTCOMES = {"memory": "done", "erred": "failed"}
-
 
 class Board:
     """See the head of this file. Event loop only."""
@@ -107,10 +105,6 @@ class Board:
 
     def sample(self) -> None:
         self.watch.sample(self.clock())
-
-    def ended(self, key: Any, finish: str, report: dict[str, Any] | None) -> None:
-        """A task that was processing is so no more. Call it before the policy hears of it."""
-        self.watch.ended(self.clock(), key, _OUTCOMES.get(finish, "taken back"), report)
 
     # -- what pages ask ----------------------------------------------------------------------------
 

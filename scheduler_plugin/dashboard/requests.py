@@ -25,7 +25,7 @@ _KINDS = {
     "transfer": (TRANSFER, 0.8),
     "load": (LOAD, 0.8),
     "compute": (COMPUTE, 0.8),
-    "failed or taken back": (FAILED, 0.8),
+    "failed, lost or cancelled": (FAILED, 0.8),
     "runs now": (RUNS, 0.8),
 }
 
@@ -248,7 +248,7 @@ class _Drawing:
             f"compute {seconds(run.compute_s)}"
         )
         if run.outcome != "done":
-            self._bar("failed or taken back", line, run.started, run.stopped, text)
+            self._bar("failed, lost or cancelled", line, run.started, run.stopped, text)
             return
         spent = [("transfer", run.transfer_s), ("load", run.load_s), ("compute", run.compute_s)]
         # Clocks differ a little between machines: never longer than the run.

@@ -8,10 +8,10 @@ from typing import Any
 
 from scheduler_plugin import events as ev
 from scheduler_plugin.instructions import Dispatch
+from scheduler_plugin.journal import Journal
 from scheduler_plugin.outline import Outline, chain
 from scheduler_plugin.policy import FairPolicy
 from scheduler_plugin.settings import Settings
-from scheduler_plugin.watch import Watch
 
 FAMILIES = 6
 STEPS = 6
@@ -21,7 +21,7 @@ LAYERS = 24
 class Crowd:
     """Tenants that always have `open_requests` requests each, on executors that are always busy.
 
-    executors: how many, or their addresses. watch: is told what the scheduler's plugin would tell it. mean_s: seconds of an invocation.
+    executors: how many, or their addresses. mean_s: seconds of an invocation.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Crowd:
         self._random = random.Random(seed)
         heavy = {f"tenant-{n:04d}": 3.0 for n in range(0, tenants, 50)}
         self.policy = FairPolicy(Settings(slack_s=1.0, weights=heavy, default_cap=None))
-        self.watch: Watch | None = None
+        self.journal = Journal()
         if isinstance(executors, int):
             executors = [f"tcp://10.0.{n // 250}.{n % 250}:40000" for n in range(executors)]
         self.executors = executors
@@ -47,7 +47,7 @@ class Crowd:
         self._mean_s = mean_s
         self._requests = self._dispatches = 0
         for executor in executors:
-            self.policy.handle(ev.ExecutorJoined(now, executor, 8 << 30))
+            self._tell(ev.ExecutorJoined(now, executor, 8 << 30))
         for number in range(tenants):
             for _ in range(open_requests):
                 self._submit(now, f"tenant-{number:04d}")
@@ -65,23 +65,18 @@ class Crowd:
 
     def _end(self, now: float, run: Dispatch) -> None:
         took = self._seconds.pop(run.key)
-        report = {
-            "load": 0.2 * took if run.position in (0, 1) else 0.0,
-            "compute": 0.7 * took,
-            "transfer": 0.05 * took,
-        }
-        if self.watch is not None:
-            self.watch.ended(now, run.key, "done", report)
-        measured = ev.Measured(report["load"], report["compute"], report["transfer"])
-        self.policy.handle(ev.Completed(now, run.key, measured, free_bytes=8 << 30))
+        load_s = 0.2 * took if run.position in (0, 1) else 0.0
+        used = ev.Measured(load_s, 0.7 * took, 0.05 * took)
+        self._tell(ev.Completed(now, run.key, used, free_bytes=8 << 30))
         if run.position + 1 < STEPS:
             self._ready(now, run.request, run.position + 1)
         else:
-            self.policy.handle(ev.RequestClosed(now, run.request))
+            self._tell(ev.RequestClosed(now, run.request))
             self._submit(now, run.tenant)
 
     def _dispatch(self, now: float) -> None:
         while (decision := self.policy.next_decision(now)) is not None:
+            self.journal.dispatched(decision, now)
             took = self._mean_s * self._random.uniform(0.5, 1.5)
             self._seconds[decision.key] = took
             self._dispatches += 1
@@ -91,12 +86,16 @@ class Crowd:
         self._requests += 1
         name = f"{self._random.getrandbits(64):016x}"
         outline = self._outlines[self._requests % FAMILIES]
-        self.policy.handle(ev.RequestSubmitted(now, name, tenant, outline))
+        self._tell(ev.RequestSubmitted(now, name, tenant, outline))
         self._ready(now, name, 0)
+
+    def _tell(self, event: ev.Event) -> None:
+        self.policy.handle(event)
+        self.journal.happened(event)
 
     def _ready(self, now: float, request: str, position: int) -> None:
         key = f"step-{position:03d}-{request}"
-        self.policy.handle(ev.InvocationReady(now, key, request, position, 1 << 20))
+        self._tell(ev.InvocationReady(now, key, request, position, 1 << 20))
 
 
 def holdings(executor: str) -> dict[str, Any]:

@@ -204,8 +204,9 @@ class _Load:
         self._ended = self._answers = 0
         self._answer = board.watch.facts.answer
         board.watch.facts.answer = self._counted
-        crowd.watch = board.watch
-        board.watch.ended = self._timed(board.watch.ended)
+        crowd.journal.watch(board.watch)
+        for name in ("happened", "dispatched"):
+            setattr(crowd.journal, name, self._timed(getattr(crowd.journal, name)))
         board.sampler.callback = self._timed(board.sample)
 
     def _timed(self, function: Callable[..., None]) -> Callable[..., None]:

@@ -3,19 +3,37 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler_plugin.glance import RunGlance
+from scheduler_plugin.events import Measured
+from scheduler_plugin.instructions import Estimate
+from scheduler_plugin.journal import RequestRecord, RunRecord
+from scheduler_plugin.outline import chain
 from scheduler_plugin.run_history import OTHERS, RunHistory, Spent
 
 
-def run(request, position=0, tenant="ann", fn="Step", workflow="w", started=0.0):
-    return RunGlance(request, tenant, workflow, 3, position, fn, "tcp://a", 0.0, started, 1)
+def run(
+    over,
+    request,
+    position=0,
+    tenant="ann",
+    fn="Step",
+    outcome="done",
+    used=(0.0, 0.0, 0.0),
+    steps=1,
+):
+    """A run that is over."""
+    record = RequestRecord(request, tenant, chain("w", [(fn, "m", "b")] * 10), 0.0, "")
+    begun = Estimate(0.0, 0.0, 0.0), 0.0, 0.0, 0.0, ""
+    made = RunRecord(f"{request}-{position}", record, position, "tcp://a", steps, *begun)
+    made.over, made.outcome = over, outcome
+    made.used = None if used is None else Measured(*used)
+    return made
 
 
 def test_a_request_has_its_runs_in_order_and_comes_first_when_heard_last():
     history = RunHistory()
-    history.ended(1.0, run("r1"), "done", 0.5, 1.0, 0.25)
-    history.ended(2.0, run("r2", tenant="bob"), "failed")
-    history.ended(3.0, run("r1", 1), "done", steps=4)
+    history.ended(run(1.0, "r1", used=(0.5, 1.0, 0.25)))
+    history.ended(run(2.0, "r2", tenant="bob", outcome="failed", used=None))
+    history.ended(run(3.0, "r1", 1, steps=4))
     history._check()
     first, second = history.latest(10)
     assert (first.request, second.request) == ("r1", "r2")
@@ -37,11 +55,11 @@ def test_a_request_has_its_runs_in_order_and_comes_first_when_heard_last():
 
 def test_totals_by_modelfn_and_workflow_outlive_what_is_forgotten():
     history = RunHistory(requests=1, kinds=2)
-    history.ended(1.0, run("r1", fn="Text"), "done", 1.0, 2.0, 3.0)
-    history.ended(2.0, run("r2", fn="Text"), "done", 1.0, 2.0, 3.0)
-    history.ended(3.0, run("r3", fn="Vae"), "done", 0.0, 1.0, 0.0)
-    history.ended(4.0, run("r4", fn="Unet"), "done", 0.0, 5.0, 0.0, steps=2)
-    history.ended(5.0, run("r5", fn="Other"), "done", 0.0, 5.0, 0.0)
+    history.ended(run(1.0, "r1", fn="Text", used=(1.0, 2.0, 3.0)))
+    history.ended(run(2.0, "r2", fn="Text", used=(1.0, 2.0, 3.0)))
+    history.ended(run(3.0, "r3", fn="Vae", used=(0.0, 1.0, 0.0)))
+    history.ended(run(4.0, "r4", fn="Unet", used=(0.0, 5.0, 0.0), steps=2))
+    history.ended(run(5.0, "r5", fn="Other", used=(0.0, 5.0, 0.0)))
     history._check()
     assert len(history) == 1
     assert history.spent[("Text", "w")] == Spent(2, 2, 2.0, 4.0, 6.0)
@@ -50,8 +68,8 @@ def test_totals_by_modelfn_and_workflow_outlive_what_is_forgotten():
 
 def test_the_old_are_forgotten():
     history = RunHistory(age_s=10.0)
-    history.ended(0.0, run("r1"), "done")
-    history.ended(6.0, run("r2"), "done")
+    history.ended(run(0.0, "r1"))
+    history.ended(run(6.0, "r2"))
     history.forget(10.0)
     assert len(history) == 2
     history.forget(10.1)
@@ -62,7 +80,7 @@ def test_the_old_are_forgotten():
 def test_a_request_of_very_many_runs_keeps_some_and_says_so():
     history = RunHistory(per_request=3)
     for position in range(10):
-        history.ended(float(position), run("r1", position), "done")
+        history.ended(run(float(position), "r1", position))
     history._check()
     (only,) = history.latest(5)
     assert [r.position for r in only.runs] == [0, 1, 9]
@@ -76,7 +94,7 @@ def test_the_bounds_hold_whatever_ends(ends):
     now = 0.0
     for number, later in ends:
         now += later
-        history.ended(now, run(f"r{number}", fn=f"F{number}"), "done", compute_s=1.0)
+        history.ended(run(now, f"r{number}", fn=f"F{number}"))
         history._check()
         assert len(history) <= 4
         assert history.latest(1)[0].request == f"r{number}"

@@ -8,6 +8,7 @@ import pytest
 from scheduler_plugin import events as ev
 from scheduler_plugin import glance
 from scheduler_plugin.glance import Occupant
+from scheduler_plugin.journal import Journal
 from scheduler_plugin.outline import Outline, Step, chain
 from scheduler_plugin.policy import FairPolicy
 from scheduler_plugin.settings import Settings
@@ -65,53 +66,64 @@ def test_an_executor_that_is_held_for_another_says_for_whom():
     assert [run.executor for run in glance.runs(policy)] == [leader]
 
 
-def test_a_run_is_recorded_with_what_its_worker_measured():
-    policy = started()
+def told(policy, journal, event):
+    policy.handle(event)
+    journal.happened(event)
+
+
+def watched():
+    """A policy, its journal, and a watch that the journal tells; k0 runs since 2.0."""
+    policy, journal = FairPolicy(Settings()), Journal()
     watch = Watch(policy)
+    journal.watch(watch)
+    told(policy, journal, ev.ExecutorJoined(0.0, "tcp://0", 1 << 30))
+    told(policy, journal, ev.RequestSubmitted(1.0, "r1", "ann", TWO))
+    told(policy, journal, ev.InvocationReady(1.0, "k0", "r1", 0))
+    journal.dispatched(policy.next_decision(2.0), 2.0)
+    return policy, journal, watch
+
+
+def test_a_run_is_recorded_with_what_its_worker_measured():
+    policy, journal, watch = watched()
     watch.sample(2.5)
-    watch.ended(
-        3.0, "k0", "done", {"load": 0.5, "compute": 0.25, "transfer": 0.0, "ahead": {"k": 1}}
-    )
-    watch.ended(3.0, "plain-task", "done", None)
-    policy.handle(ev.Completed(3.0, "k0", ev.Measured(0.5, 0.25, 0.0)))
-    watch.ended(3.5, "k0", "done", None)  # it runs no more
+    used = ev.Measured(0.5, 0.25, 0.0)
+    told(policy, journal, ev.Completed(3.0, "k0", used))
     (only,) = watch.requests.latest(9)
     assert (only.request, only.tenant, only.workflow, only.submitted) == ("r1", "ann", "pair", 1.0)
     (run,) = only.runs
     assert (run.fn, run.executor, run.started, run.stopped) == ("Text", "tcp://0", 2.0, 3.0)
-    assert (run.load_s, run.compute_s, run.steps) == (0.5, 0.25, 2)
+    assert (run.load_s, run.compute_s, run.steps, run.outcome) == (0.5, 0.25, 1, "done")
     watch.sample(4.0)
     names, used = watch.tenants.used()
     assert (names, used.tolist()) == (["ann"], [0.75])
     watch._check()
 
 
-def test_without_a_measurement_the_time_since_the_dispatch_counts_as_compute():
-    watch = Watch(started())
-    watch.ended(5.0, "k0", "done", {})
-    assert watch.requests.latest(1)[0].runs[0].compute_s == 3.0
-    watch = Watch(started())
-    watch.ended(5.0, "k0", "failed", None)
-    assert watch.requests.latest(1)[0].runs[0].compute_s == 0.0
+def test_a_run_that_is_lost_counts_no_device_seconds():
+    policy, journal, watch = watched()
+    told(policy, journal, ev.Lost(3.0, "k0"))
+    (run,) = watch.requests.latest(1)[0].runs
+    assert (run.outcome, run.compute_s) == ("lost", 0.0)
 
 
 def test_a_closed_watch_refers_to_no_policy_and_records_nothing():
-    policy = started()
-    watch, gone = Watch(policy), weakref.ref(policy)
+    policy, journal, watch = watched()
+    gone = weakref.ref(policy)
     watch.sample(2.5)
     watch.close()
+    told(policy, journal, ev.Completed(3.0, "k0", ev.Measured(0.5, 0.25, 0.0)))
     del policy
     gc.collect()
     assert gone() is None
     watch.sample(3.0)
-    watch.ended(3.0, "k0", "done", None)
     assert len(watch.tenants) == 1
     assert len(watch.requests) == 0
 
 
 def test_a_busy_cluster_is_told_as_the_policy_has_it():
     crowd = Crowd(6, 20, mean_s=0.5)
-    watch = crowd.watch = Watch(crowd.policy)
+    watch = Watch(crowd.policy)
+    crowd.journal.watch(watch)
     for second in range(1, 30):
         crowd.advance(float(second))
         watch.sample(float(second))

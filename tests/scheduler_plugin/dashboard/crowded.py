@@ -87,7 +87,7 @@ def showing(executors: int, tenants: int, seconds: int = 65) -> Iterator[Shown]:
 
 
 def _live(board: Any, crowd: Crowd, clock: Clock, seconds: int) -> None:
-    crowd.watch = board.watch
+    crowd.journal.watch(board.watch)
     board.sampler.stop()
     for _ in range(seconds):
         clock.now += 1.0

@@ -165,7 +165,11 @@ def test_defaults_are_the_pipelines_unless_others_are_given(folder, fresh_regist
         (None, dict(prompt="x" * 600), r"\d+ tokens, limit 512"),
         (None, dict(negative_prompt="x" * 600), r"negative_prompt is too long: \d+ tokens"),
         (None, dict(max_sequence_length=1025), "1 to 1024"),
-        (None, dict(num_steps=1), "num_steps=1 does not suit the scheduler: its timesteps are not finite"),
+        (
+            None,
+            dict(num_steps=1),
+            "num_steps=1 does not suit the scheduler: its timesteps are not finite",
+        ),
         (None, dict(num_steps=10_000), "1 to 1000"),
         (None, dict(height=40), "multiples of 16.*nearest: 48"),
         (None, dict(true_cfg_scale=float("nan")), "0 to 100"),

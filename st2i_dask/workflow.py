@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
+from .columns import rows
 from .dag import build
 from .display import table_html
 from .errors import ComposeError, ParameterError, RegistrationError
@@ -189,47 +190,16 @@ class Workflow:
 
         seed: one for all, or one per prompt; None: the workflow's own default.
         each: of other parameters one value per prompt, by name: `each={"control_image": edges}`.
+
+        ParameterError for fewer values than prompts, and for more, of which only one more is taken.
         """
         from .submission import submit_requests
 
-        if isinstance(prompts, str):
-            raise ParameterError(
-                f"workflow {self.name!r}: prompts is one text, {prompts[:40]!r}; give a list of "
-                "prompts, or use submit for one"
-            )
-        columns = {"prompt": list(prompts)}
-        if isinstance(seed, Iterable):
-            columns["seed"] = self._column("seed", seed, columns["prompt"])
-        elif seed is not None:
-            parameters["seed"] = seed
-        for name, values in (each or {}).items():
-            if name in columns or name in parameters:
-                raise ParameterError(
-                    f"workflow {self.name!r}: {name!r} is given in each and outside of it; give it once"
-                )
-            columns[name] = self._column(name, values, columns["prompt"])
-        return submit_requests(
-            client,
-            [
-                self.request(tenant, **dict(zip(columns, row, strict=True)), **parameters)
-                for row in zip(*columns.values(), strict=True)
-            ],
-        )
-
-    def _column(self, name: str, values: Iterable[Any], prompts: list[str]) -> list[Any]:
-        """One value per prompt."""
-        if isinstance(values, str) or not isinstance(values, Iterable):
-            raise ParameterError(
-                f"workflow {self.name!r}: each[{name!r}] is one {type(values).__name__}; give a list "
-                f"with one per prompt, or {name}=... for all of them"
-            )
-        listed = list(values)
-        if len(listed) != len(prompts):
-            raise ParameterError(
-                f"workflow {self.name!r}: {len(listed)} values of {name!r} for {len(prompts)} prompts; "
-                "give one for all, or one per prompt"
-            )
-        return listed
+        try:
+            each_request = rows(prompts, seed, each, parameters)
+        except ParameterError as error:
+            raise ParameterError(f"workflow {self.name!r}: {error}") from None
+        return submit_requests(client, [self.request(tenant, **row) for row in each_request])
 
 
 @cache

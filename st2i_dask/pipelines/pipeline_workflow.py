@@ -15,6 +15,7 @@ import cloudpickle
 import dask
 from dask._task_spec import Task
 
+from ..columns import rows
 from ..display import table_html
 from ..errors import LimitError, ParameterError
 from ..outputs import is_tensor
@@ -82,27 +83,20 @@ class PipelineWorkflow:
         prompts: Iterable[str],
         *,
         tenant: str = DEFAULT_TENANT,
-        seed: int | Sequence[int] = 0,
+        seed: int | Iterable[int] | None = None,
+        each: Mapping[str, Iterable[Any]] | None = None,
         **arguments: Any,
     ) -> list[Future]:
         """Submit one request per prompt. All are checked before any is submitted.
 
-        seed: one for all, or one per prompt.
+        seed: one for all, or one per prompt; None: 0. each: of other arguments one value per prompt, by
+        name. ParameterError for fewer values than prompts, and for more, of which only one more is taken.
         """
-        prompts = [prompts] if isinstance(prompts, str) else list(prompts)
-        seeds = list(seed) if isinstance(seed, Sequence) else [seed] * len(prompts)
-        if len(seeds) != len(prompts):
-            raise ParameterError(
-                f"workflow {self.name!r}: {len(seeds)} seeds for {len(prompts)} prompts; "
-                "give one seed, or one per prompt"
-            )
-        return self._submit(
-            client,
-            [
-                self.request(tenant, s, prompt=prompt, **arguments)
-                for prompt, s in zip(prompts, seeds, strict=True)
-            ],
-        )
+        try:
+            each_request = rows(prompts, seed, each, arguments)
+        except ParameterError as error:
+            raise ParameterError(f"workflow {self.name!r}: {error}") from None
+        return self._submit(client, [self.request(tenant, **row) for row in each_request])
 
     def request(self, tenant: str = DEFAULT_TENANT, seed: int = 0, **arguments: Any) -> Made:
         """A checked request as it travels; nothing is sent. ParameterError names what is wrong."""

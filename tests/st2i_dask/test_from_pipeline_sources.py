@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 
+import cloudpickle
 import pytest
 import torch
 
@@ -226,5 +228,17 @@ def test_bad_parameters_are_refused_before_anything_is_sent(flux, arguments, mes
 
 def test_seeds_and_prompts_of_a_map_must_agree(flux):
     workflow = st2i.from_pipeline(flux)
-    with pytest.raises(ParameterError, match="2 seeds for 1 prompts"):
-        workflow.map(None, ["a cat"], seed=[1, 2])
+    for seeds in ([1, 2], itertools.count()):
+        with pytest.raises(ParameterError, match="more than 1 values of 'seed' for 1 prompts"):
+            workflow.map(None, ["a cat"], seed=seeds)
+
+
+def test_a_map_takes_one_value_per_prompt_of_any_argument(flux, monkeypatch):
+    workflow = st2i.from_pipeline(flux)
+    monkeypatch.setattr(workflow, "_submit", lambda client, requests: requests)
+    made = workflow.map(None, ["a", "b"], each={"num_inference_steps": [2, 3]}, tenant="bob")
+    sent = [cloudpickle.loads(request.data) for request in made]
+    assert [(r.arguments["prompt"], r.arguments["num_inference_steps"], r.seed) for r in sent] == [
+        ("a", 2, 0),
+        ("b", 3, 0),
+    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import Counter
 from typing import Annotated, Any, Literal
@@ -488,6 +489,12 @@ def test_map_takes_one_value_per_prompt_of_any_parameter(portrait, sent):
         ),
         ({"each": {"seed": [3, 5]}, "seed": 4}, "'seed' is given in each and outside"),
         ({"each": {"size": [3, 5]}}, "size"),
+        ({"each": {"num_steps": [3, 5, 4]}}, "more than 2 values of 'num_steps' for 2 prompts"),
+        ({"each": {"num_steps": itertools.repeat(3)}}, "more than 2 values of 'num_steps'"),
+        ({"seed": itertools.count(5)}, "more than 2 values of 'seed' for 2 prompts"),
+        ({"prompt": "b"}, "'prompt' is given beside the prompts"),
+        ({"each": [1, 2]}, "each is one list; give a dict"),
+        ({"each": {"tenant": ["ann", "bob"]}}, "'tenant' is given once per map"),
     ],
 )
 def test_map_refuses_what_is_not_one_value_per_prompt(portrait, sent, given, what):

@@ -6,8 +6,9 @@ many device seconds for its own, by weight, as long as it has any. It decides no
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,9 +39,12 @@ class _Backlog:
     seconds: float = 0.0
 
 
-def prospects(policy: FairPolicy, names: Iterable[str]) -> dict[str, dict[str, Any]]:
+def prospects(
+    policy: FairPolicy, names: Iterable[str], under_way: Mapping[str, int] = MappingProxyType({})
+) -> dict[str, dict[str, Any]]:
     """Prospects by request, as dicts; requests that are not open are left out.
 
+    under_way: by request, the steps that running tasks have done and the policy has not heard of.
     One pass over all open requests, however many are asked for.
     """
     book = policy._book
@@ -62,12 +66,15 @@ def prospects(policy: FairPolicy, names: Iterable[str]) -> dict[str, dict[str, A
                 seconds = each_s[id(outline)] = policy._paths.whole_s(outline) / len(outline)
             if not request.dispatches:
                 backlog.waiting += 1
-            backlog.seconds += seconds * request.open
+            backlog.seconds += seconds * max(0, request.open - under_way.get(name, 0))
         if name in asked:
             found[name] = request, backlog.waiting, backlog.seconds
     others = _Others(policy, backlogs)
     executors = len(policy._placement.executors())
-    return {name: asdict(_prospect(*found[name], others, executors)) for name in sorted(asked)}
+    return {
+        name: asdict(_prospect(*found[name], under_way.get(name, 0), others, executors))
+        for name in sorted(asked)
+    }
 
 
 class _Others:
@@ -89,11 +96,11 @@ class _Others:
 
 
 def _prospect(
-    request: Request, place: int, seconds: float, others: _Others, executors: int
+    request: Request, place: int, seconds: float, under_way: int, others: _Others, executors: int
 ) -> Prospect:
     more, meanwhile_s = others.meanwhile(request.tenant, place, seconds)
     return Prospect(
-        done=request.states.count(State.DONE),
+        done=request.states.count(State.DONE) + under_way,
         total=len(request.states),
         place=None if request.dispatches or not request.open else place + more,
         wait_s=(seconds + meanwhile_s) / executors if executors else None,

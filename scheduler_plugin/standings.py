@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Collection
 from typing import Any
 
@@ -37,12 +38,13 @@ class Standings:
             if invocation.request.name in asked and invocation.run is not None
         }
         steps = await self._steps(runs)
-        found = prospects(self._policy, asked)
+        under_way: Counter[str] = Counter()
         for key, run in runs.items():
             # Of one that has ended meanwhile, the policy knows all steps.
             invocation = self._policy._fleet.multi_step.get(key)
             if invocation is not None and invocation.run is run:
-                found[invocation.request.name]["done"] += steps.get(key, 0)
+                under_way[invocation.request.name] += steps.get(key, 0)
+        found = prospects(self._policy, asked, under_way)
         for name, owner in self._calls.owners(asked - found.keys()).items():
             found[name] = self._orchestrated(owner)
         return found

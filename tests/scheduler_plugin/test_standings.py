@@ -84,6 +84,18 @@ def test_the_worker_of_a_task_of_several_steps_is_asked(policy, workers, rows):
     assert workers.asked == ["w1"]
 
 
+def test_the_wait_falls_with_the_steps_of_a_task_that_runs(policy, workers, rows):
+    submit(policy, "r", "a", MANY, steps=8)
+    policy.next_decision(0.0)
+    workers.answers["w1"] = {"r/0": 0}
+    whole = rows("r")["r"]["wait_s"]
+    assert whole > 0
+    workers.answers["w1"] = {"r/0": 6}
+    assert rows("r")["r"]["wait_s"] == pytest.approx(whole * 2 / 8)
+    workers.answers["w1"] = {"r/0": 8}
+    assert rows("r")["r"]["wait_s"] == 0
+
+
 def test_nobody_is_asked_about_others_or_single_steps(policy, workers, rows):
     submit(policy, "r", "a", MANY, steps=1)
     policy.next_decision(0.0)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from .errors import ParameterError
-from .updates import Update, Watch
+from .updates import Update, Watch, checked
 
 if TYPE_CHECKING:
     from distributed import Future
@@ -39,9 +39,10 @@ def progress(
 
     Does not raise for failed requests: ask each future's `status` or `result()`. Ctrl-C ends the wait
     and cancels nothing by itself: requests are cancelled with their futures, with `client.cancel`, or
-    when the client closes. ParameterError with an asynchronous client: it has `st2i.updates`.
+    when the client closes. ParameterError for anything but futures of one client, and with an
+    asynchronous client: it has `st2i.updates`.
     """
-    listed = list(futures) if isinstance(futures, Iterable) else [futures]
+    listed = checked(futures)
     if not listed:
         return listed
     watch = Watch(listed)

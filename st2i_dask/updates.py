@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -63,10 +63,13 @@ async def updates(futures: Future | Iterable[Future]) -> AsyncIterator[Update]:
 
     In any event loop: the one of an asynchronous client, or another beside an ordinary client's.
     What comes while the loop's body works is put together. Leaving the loop cancels nothing. Of more
-    than 100 requests only the first 100 that are not over are told of. ParameterError for anything but
-    futures of one client.
+    than 100 requests only the first 100 that are not over are told of; of none the loop ends at once.
+    ParameterError for anything but futures of one client.
     """
-    watch = Watch(futures)
+    listed = checked(futures)
+    if not listed:
+        return
+    watch = Watch(listed)
     try:
         while changes := await watch.from_anywhere():
             for update in changes:
@@ -75,22 +78,28 @@ async def updates(futures: Future | Iterable[Future]) -> AsyncIterator[Update]:
         watch.end()
 
 
+def checked(futures: Future | Iterable[Future]) -> list[Future]:
+    """As a list, which may be empty. ParameterError for anything but futures of one client."""
+    from distributed import Future
+
+    listed = list(futures) if isinstance(futures, Iterable) else [futures]
+    strange = [f for f in listed if not isinstance(f, Future)]
+    if strange:
+        what = f"got {strange[0]!r}"
+    elif len({id(f.client) for f in listed}) > 1:
+        what = f"got {len(listed)} of several clients"
+    else:
+        return listed
+    raise ParameterError(f"{what}; give futures of one client, as submit and map return them")
+
+
 class Watch:
-    """Watches requests. `changes` runs on the client's event loop, one call at a time."""
+    """Watches requests, one at least. `changes` runs on the client's event loop, one call at a time."""
 
-    def __init__(self, futures: Future | Iterable[Future]) -> None:
-        from distributed import Future
-
-        listed = [futures] if isinstance(futures, Future) else list(futures)
-        strange = next((f for f in listed if not isinstance(f, Future)), None)
-        if strange is not None or len({id(f.client) for f in listed}) != 1:
-            what = f"got {strange!r}" if strange is not None else f"got {len(listed)} of them"
-            raise ParameterError(
-                f"{what}; give futures of one client, as submit and map return them"
-            )
-        self.futures: list[Future] = listed
-        self.client: Client = listed[0].client
-        self._open = list(range(len(listed)))
+    def __init__(self, futures: Sequence[Future]) -> None:
+        self.futures = list(futures)
+        self.client: Client = self.futures[0].client
+        self._open = list(range(len(self.futures)))
         self._last: dict[int, Update] = {}
         self._shown: dict[int, int] = {}  # by number: previews that were taken
         self._every_s = 0.0  # at first at once

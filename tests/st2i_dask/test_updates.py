@@ -248,10 +248,24 @@ def test_what_are_no_futures_of_one_client_is_refused(client):
         async for update in st2i.updates(futures):
             return update
 
-    with pytest.raises(st2i.ParameterError, match="got 7"):
-        asyncio.run(first([7]))
-    with pytest.raises(st2i.ParameterError, match="got 0 of them"):
-        asyncio.run(first([]))
+    for given, said in [(7, "7"), ([7], "7"), (None, "None"), ([None], "None")]:
+        with pytest.raises(st2i.ParameterError, match=f"got {said}; give futures"):
+            asyncio.run(first(given))
+        with pytest.raises(st2i.ParameterError, match=f"got {said}; give futures"):
+            st2i.progress(given)
+    with Client(client.scheduler.address, set_as_default=False) as other:
+        mine = [c.submit(int, pure=False) for c in (client, other)]
+        with pytest.raises(st2i.ParameterError, match="got 2 of several clients"):
+            st2i.progress(mine)
+
+
+def test_of_no_futures_there_is_nothing_to_wait_for():
+    async def all_of(futures):
+        return [update async for update in st2i.updates(futures)]
+
+    assert asyncio.run(all_of([])) == []
+    assert asyncio.run(all_of(iter(()))) == []
+    assert st2i.progress(iter(())) == []
 
 
 def test_futures_of_a_cluster_that_serves_no_workflows():

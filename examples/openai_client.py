@@ -6,6 +6,7 @@ python examples/openai_client.py http://127.0.0.1:8000/v1 [OUT.png]
 """
 
 import base64
+import os
 import sys
 
 from openai import OpenAI
@@ -14,7 +15,7 @@ url = sys.argv[1] if len(sys.argv) > 1 else "http://127.0.0.1:8000/v1"
 out = sys.argv[2] if len(sys.argv) > 2 else "ring.png"
 
 # The key says which tenant is charged; a server without keys takes any.
-client = OpenAI(base_url=url, api_key="none")
+client = OpenAI(base_url=url, api_key=os.environ.get("OPENAI_API_KEY", "none"))
 
 made = client.images.generate(
     model="gpt-image-1",

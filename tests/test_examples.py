@@ -14,11 +14,11 @@ from PIL import Image
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
-def run(name: str, *arguments: str, cwd: Path) -> str:
+def run(name: str, *arguments: str, cwd: Path, **env: str) -> str:
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / name), *arguments],
         cwd=cwd,
-        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        env={**os.environ, "HF_HUB_OFFLINE": "1", **env},
         capture_output=True,
         text=True,
         timeout=180,
@@ -58,12 +58,16 @@ def test_progress_shows_the_star_halfway_there(tmp_path):
 def test_the_openai_client_gets_its_ring(tmp_path):
     pytest.importorskip("openai")
     command = [sys.executable, "-m", "st2i_dask.cli", "serve", "--port", "0", "--workers", "1"]
-    server = subprocess.Popen(
-        [*command, "--model", "gpt-image-1=shapes"], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+    made = subprocess.run(
+        [*command, "--new-key", "alice"], capture_output=True, text=True, check=True
     )
+    key, line = (said.partition(": ")[2] for said in made.stdout.splitlines())
+    (tmp_path / "keys.txt").write_text(f"{line}\n")
+    more = ["--model", "gpt-image-1=shapes", "--keys", "keys.txt"]
+    server = subprocess.Popen([*command, *more], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
     try:
         url = next(line.split()[1] for line in server.stdout if line.startswith("serving "))
-        printed = run("openai_client.py", url, "ring.png", cwd=tmp_path)
+        printed = run("openai_client.py", url, "ring.png", cwd=tmp_path, OPENAI_API_KEY=key)
         server.send_signal(signal.SIGINT)
         server.communicate(timeout=60)
     finally:

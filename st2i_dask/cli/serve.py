@@ -121,7 +121,7 @@ def serve(
 
         key, entry = make_key(new_key)
         click.echo(f"key, shown once: {key}")
-        click.echo(f"for the key file: {json.dumps(entry)}")
+        click.echo(f"a line for the key file: {json.dumps(entry)}")
         return
     missing = [name for name in ("fastapi", "uvicorn", "python_multipart") if not find_spec(name)]
     if missing:

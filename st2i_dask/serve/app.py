@@ -21,6 +21,7 @@ from .models import Models
 from .problems import ApiError, answer, of_validation
 from .schema import ErrorAnswer
 from .service import Service
+from .wanted import extra_names
 
 #: Statuses that any route may answer with; each has an error object.
 _REFUSALS = (400, 401, 403, 404, 405, 408, 409, 413, 429, 500, 503, 504)
@@ -65,6 +66,11 @@ def make_app(
     app.state.service = service
     app.add_middleware(Guard, keys=keys, limits=limits, full=jobs.full)
     app.add_exception_handler(HTTPException, _of_http)
+
+    async def _of_validation(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        return answer(of_validation(list(error.errors()), extra_names(models, error.body)))
+
     app.add_exception_handler(RequestValidationError, _of_validation)
     routes.add(app, HTTPBearer(auto_error=False, description="An API key."))
     for route in app.routes:
@@ -85,8 +91,3 @@ async def _of_http(request: Request, error: Exception) -> Response:
     )
     code = codes.get(error.status_code, "invalid_request")
     return answer(ApiError(error.status_code, message, code=code, headers=headers))
-
-
-async def _of_validation(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
-    return answer(of_validation(list(error.errors())))

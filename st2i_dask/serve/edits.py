@@ -13,6 +13,7 @@ from .pictures import decode, mask_of, opaque
 from .problems import ApiError, of_validation
 from .schema import EditRequest
 from .service import Service
+from .wanted import extra_names
 
 _FILE = {"type": "string", "format": "binary"}
 #: The form, for the API's description.
@@ -54,7 +55,7 @@ async def read_edit(request: Request, service: Service) -> tuple[EditRequest, di
         try:
             body = EditRequest.model_validate(fields)
         except ValidationError as error:
-            raise of_validation(list(error.errors())) from None
+            raise of_validation(list(error.errors()), extra_names(service.models, fields)) from None
         if not 1 <= len(images) <= limits.uploads:
             raise ApiError(
                 400,

@@ -1,8 +1,8 @@
 """API keys: which tenant a client is. Only their digests are kept, here and in the file.
 
-A key file is a JSON list, one object a key:
+A key file has one JSON object a key, as lines, or as one JSON list:
 
-    [{"sha256": "<hex>", "tenant": "studio", "weight": 2, "cap": 100, "admin": false}]
+    {"sha256": "<hex>", "tenant": "studio", "weight": 2, "cap": 100, "admin": false}
 
 A plain digest is enough because keys are 256 random bits (`st2i serve --new-key`): there is nothing to
 guess, so nothing that a slow hash would make slower.
@@ -92,12 +92,9 @@ def new_key(tenant: str, **more: Any) -> tuple[str, dict[str, Any]]:
 
 def read_keys(text: str, where: str) -> KeyRing:
     """The keys of a key file's text. LoadError says what is wrong in which entry of `where`."""
-    try:
-        listed = json.loads(text)
-    except ValueError as error:
-        raise LoadError(f"{where} is no JSON ({error}); write a list of objects") from error
-    if not isinstance(listed, list) or not listed:
-        raise LoadError(f"{where} is no list of keys; write [{{...}}, ...], one object a key")
+    listed = _listed(text, where)
+    if not listed:
+        raise LoadError(f"{where} has no key; st2i serve --new-key TENANT prints a line for it")
     entries = [_entry(value, f"{where}, key {n}") for n, value in enumerate(listed, 1)]
     for field in ("weight", "cap"):
         said: dict[str, Any] = {}
@@ -119,6 +116,27 @@ def read_key_file(path: str | Path) -> KeyRing:
         return read_keys(Path(path).read_text(), f"key file {str(path)!r}")
     except (OSError, UnicodeDecodeError) as error:
         raise LoadError(f"key file {str(path)!r} cannot be read: {error}") from error
+
+
+def _listed(text: str, where: str) -> list[Any]:
+    """What a list holds, or the lines."""
+    try:
+        whole = json.loads(text)
+    except ValueError:
+        pass
+    else:
+        return whole if isinstance(whole, list) else [whole]
+    listed = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.strip():
+            try:
+                listed.append(json.loads(line))
+            except ValueError as error:
+                raise LoadError(
+                    f"{where}, line {number} is no JSON ({error}); write one object a line, or one list "
+                    "of objects"
+                ) from error
+    return listed
 
 
 def _entry(value: Any, where: str) -> Entry:

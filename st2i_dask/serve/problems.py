@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Collection
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -97,8 +98,9 @@ def of_lost_scheduler() -> ApiError:
     )
 
 
-def of_validation(errors: list[Any]) -> ApiError:
-    """From the errors of pydantic: the first one, named as the client wrote it."""
+def of_validation(errors: list[Any], extra: Collection[str] = ()) -> ApiError:
+    """From the errors of pydantic: the first one, named as the client wrote it. extra: what may be
+    given as `parameters`."""
     first = errors[0] if errors else {"loc": (), "msg": "not valid", "type": "value_error"}
     where = [str(part) for part in first["loc"] if part not in ("body", "query", "path", "header")]
     param = ".".join(where) or None
@@ -106,6 +108,10 @@ def of_validation(errors: list[Any]) -> ApiError:
         return ApiError(400, f"the body is no JSON: {_reason(first)}", code="invalid_json")
     if first["type"] == "extra_forbidden":
         code, message = "unknown_parameter", f"Unknown parameter: {param!r}."
+        if param in extra:
+            message += (
+                f" The workflow has it: put it under 'parameters': {{{json.dumps(param)}: ...}}."
+            )
     elif first["type"] == "missing":
         code, message = "missing_required_parameter", f"Missing required parameter: {param!r}."
     else:

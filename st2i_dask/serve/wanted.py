@@ -16,6 +16,7 @@ from ..request import Request
 from ..workflow import Workflow
 from .adapters import adapters
 from .limits import Limits
+from .models import Models
 from .problems import ApiError, of_exception
 from .schema import EditRequest, GenerationRequest
 
@@ -120,6 +121,17 @@ def wanted(
         asked.quality or "auto",
         previews,
     )
+
+
+def extra_names(models: Models, body: Any) -> set[str]:
+    """What a client may give as `parameters` to the model that its body names."""
+    try:
+        model = models.get(body.get("model"))
+    except (ApiError, AttributeError, TypeError):
+        return set()  # no object, or of no model
+    # A snapshot: tasks are added in threads.
+    workflows = [model.workflow, *list(model.tasks.values())]
+    return {p.name for workflow in workflows for p in workflow.parameters} - _RESERVED
 
 
 def _previewed(workflow: Workflow, count: int, each: list[dict[str, Any]]) -> Workflow:

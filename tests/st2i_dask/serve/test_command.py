@@ -25,9 +25,9 @@ def run(*arguments, env=None):
 def test_a_new_key_fits_the_key_file():
     printed = run("--new-key", "studio").output
     key = re.search(r"key, shown once: (\S+)", printed)[1]
-    entry = json.loads(re.search(r"for the key file: (.*)", printed)[1])
-    assert entry == {"sha256": digest_of(key), "tenant": "studio"}
-    assert read_keys(json.dumps([entry]), "x").holder(key).tenant == "studio"
+    line = re.search(r"a line for the key file: (.*)", printed)[1]
+    assert json.loads(line) == {"sha256": digest_of(key), "tenant": "studio"}
+    assert read_keys(line, "x").holder(key).tenant == "studio"
 
 
 @pytest.mark.parametrize(

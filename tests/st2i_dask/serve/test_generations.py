@@ -148,6 +148,14 @@ def test_what_is_wrong_is_said_with_its_parameter(served, fields, status, code, 
         assert not served.cluster.submitted
 
 
+def test_a_parameter_of_the_workflow_beside_the_others_is_told_where_it_goes(served):
+    said = error(served.draw(medium="chalk"), 400)
+    assert said["param"] == "medium"
+    assert "put it under 'parameters': {\"medium\": ...}" in said["message"]
+    for other in ({"colour": 1}, {"num_images": 2}, {"medium": "chalk", "model": "dall-e-2"}):
+        assert "parameters" not in error(served.draw(**other), 400)["message"]
+
+
 def test_a_body_that_is_no_json(served):
     headers = {"content-type": "application/json"}
     for content in (b"{", b"\xff\xfe", b"[" * 50_000, b""):

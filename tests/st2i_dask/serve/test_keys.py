@@ -45,8 +45,10 @@ def test_two_keys_of_a_tenant():
     ("text", "says"),
     [
         ("{", "no JSON"),
-        ("[]", "no list"),
-        ('{"a": 1}', "no list"),
+        ("[]", "has no key"),
+        ("", "has no key"),
+        ('{"a": 1}', "key 1 has 'a'"),
+        ('{"a": 1}\n{"b":', "line 2 is no JSON"),
         ("[1]", "key 1 is a int"),
         ('[{"key": "secret"}]', "'key'; known are"),
         ('[{"sha256": "secret", "tenant": "t"}]', "no digest"),
@@ -55,6 +57,14 @@ def test_two_keys_of_a_tenant():
 def test_what_is_no_key_file(text, says):
     with pytest.raises(LoadError, match=says):
         read_keys(text, "keys.json")
+
+
+def test_the_printed_line_is_a_key_file_alone_and_below_others():
+    made = [new_key(tenant) for tenant in ("alice", "bob")]
+    lines = [json.dumps(entry) for _, entry in made]
+    assert read_keys(lines[0], "x").holder(made[0][0]).tenant == "alice"
+    both = read_keys("\n".join([*lines, ""]), "x")
+    assert [both.holder(key).tenant for key, _ in made] == ["alice", "bob"]
 
 
 @pytest.mark.parametrize(

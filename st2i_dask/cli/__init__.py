@@ -1,6 +1,6 @@
 """The command line: `st2i --help` lists the commands.
 
-Exit status: 0 done; 1 some prompts failed, the rest is done; 2 refused, nothing was done; 130
+Exit status: 0 done; 1 some prompts failed, the rest is done (plan: no size is enough); 2 refused, nothing was done; 130
 interrupted. Commands are imported when they run, so that `st2i --help` answers at once.
 """
 

@@ -12,6 +12,7 @@ from ..errors import ParameterError
 from .tables import count, table
 
 if TYPE_CHECKING:
+    from ..simulate.plan import Plan
     from ..simulate.tasks import Arrival
     from ..simulate.workload import Workload
 
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
 With a --profile that `st2i profile` wrote: for the workflows that it was measured on. A trace's request
 names its workflow; of those that are not in the profile, the trace's most popular stands for the
 profile's first, and so on. Else for the paper's: the trace's most active tenant gets the setting's most
-popular workflow, and so on. Without --trace, a generated one with the shape of a production trace."""
+popular workflow, and so on. Without --trace, a generated one with the shape of a production trace.
+
+Exit status 1: no size is enough."""
 )
 @click.option(
     "--trace", type=click.Path(dir_okay=False, path_type=Path), help="at,tenant,workflow per line."
@@ -42,7 +45,11 @@ popular workflow, and so on. Without --trace, a generated one with the shape of 
 @click.option("--slo", default=3.0, show_default=True, help="Deadline, times the solo latency.")
 @click.option("--target", default=0.9, show_default=True, help="Share of requests within it.")
 @click.option(
-    "--memory", "memories", multiple=True, type=float, metavar="GB", help="Sizes to compare."
+    "--memory",
+    "memories",
+    multiple=True,
+    metavar="SIZE",
+    help="Sizes to compare, such as '40 GiB'; without a unit, GB.",
 )
 @click.option("--seed", default=1, show_default=True, help="Which workflow is how popular.")
 def plan(
@@ -53,24 +60,21 @@ def plan(
     profile: Path | None,
     slo: float,
     target: float,
-    memories: tuple[float, ...],
+    memories: tuple[str, ...],
     seed: int,
 ) -> None:
     from ..simulate.plan import Size
     from ..simulate.plan import plan as planned
 
-    for option, value in (
-        ("--rate", rate),
-        ("--seconds", seconds),
-        *(("--memory", m) for m in memories),
-    ):
+    for option, value in (("--rate", rate), ("--seconds", seconds)):
         if not 0 < value < math.inf:
             raise ParameterError(f"{option} is {value:g}; give a finite number above 0")
+    sizes = [_bytes(memory) for memory in memories]
     workload, arrivals = _requests(trace, rate, seconds, workflows, profile, seed)
 
     def note(size: Size) -> None:
         click.echo(
-            f"{size.memory_bytes / 1e9:g} GB x {size.executors}: {100 * size.attainment:.1f} %",
+            f"{_mib(size.memory_bytes)} MiB x {size.executors}: {100 * size.attainment:.1f} %",
             err=True,
         )
 
@@ -79,13 +83,13 @@ def plan(
         arrivals,
         slo_scale=slo,
         target=target,
-        memories=[int(1e9 * gigabytes) for gigabytes in memories],
+        memories=sizes,
         note=note,
     )
-    header = ("memory (GB)", "executors", "within deadline (%)", "p99 (s)", "busy (%)", "")
+    header = ("memory (MiB)", "executors", "within deadline (%)", "p99 (s)", "busy (%)", "")
     rows = [
         (
-            f"{one.memory_bytes / 1e9:g}",
+            _mib(one.memory_bytes),
             str(size.executors),
             f"{100 * size.attainment:.1f}",
             f"{size.p99_s:.1f}",
@@ -100,13 +104,59 @@ def plan(
         alone = ", ".join(f"{name} {seconds:.3f} s" for name, seconds in found[0].alone_s.items())
         click.echo(f"alone: {alone}")
     for one in found:
-        enough = "more than 1,024 executors"
-        if one.needed is not None:
-            enough = count(one.needed, "executor")
         click.echo(
-            f"{enough} of {one.memory_bytes / 1e9:g} GB for {100 * target:g} % of "
+            f"{_enough(one)} of {_mib(one.memory_bytes)} MiB for {100 * target:g} % of "
             f"{count(len(arrivals), 'request')} within {slo:g} times the latency alone"
         )
+        if one.needed is None:
+            click.echo(_missing(one, slo))
+    if all(one.needed is None for one in found):
+        click.get_current_context().exit(1)
+
+
+def _enough(found: Plan) -> str:
+    if found.needed is not None:
+        return count(found.needed, "executor")
+    most = found.curve[-1].executors
+    if found.best.executors == most:
+        return f"more than {count(most, 'executor')}"
+    return "no number of executors"
+
+
+def _missing(found: Plan, slo: float) -> str:
+    """Which requests miss their deadlines, and whether it is because of loads."""
+    best = found.best
+    missed = ", ".join(f"{number:,} of {name}" for name, number in best.missed.items())
+    lines = [f"  {count(best.executors, 'executor')}: {100 * best.attainment:.1f} %; {missed} miss"]
+    if best.executors < found.curve[-1].executors:
+        lines[0] += ", and more executors do not help"
+    lines += [
+        f"  {name}: {cold_s:.3f} s where nothing is loaded, deadline {slo * found.alone_s[name]:.3f} s"
+        for name, cold_s in found.cold_s.items()
+        if name in best.missed and cold_s > slo * found.alone_s[name]
+    ]
+    return "\n".join(lines)
+
+
+def _bytes(text: str) -> int:
+    from dask.utils import parse_bytes
+
+    nbytes: float
+    try:
+        nbytes = 1e9 * float(text)
+    except ValueError:
+        try:
+            nbytes = parse_bytes(text)
+        except ValueError:
+            nbytes = math.nan
+    if not 1 <= nbytes < math.inf:
+        raise ParameterError(f"--memory is {text}; give a size above 0, such as '40 GiB'")
+    return int(nbytes)
+
+
+def _mib(nbytes: int) -> str:
+    """As `st2i profile` shows sizes."""
+    return f"{nbytes / 2**20:,.0f}"
 
 
 def _requests(

@@ -12,7 +12,6 @@ import click
 
 from ..errors import ParameterError
 from ..simulate.live import alone_s, attainment, play
-from ..tenants import check_tenant
 from .calls import PROMPT, Call, call_of
 from .clusters import running_cluster
 from .tables import table
@@ -86,8 +85,6 @@ def replay(
             f"{path} lasts {asked[-1].at:.3g} s, more than {LONGEST_TRACE_S:,.0f}; give --seconds, or a "
             "larger --rate"
         )
-    for tenant in {a.tenant for a in asked}:
-        check_tenant(tenant)
     if not slo > 1:
         raise ParameterError(f"--slo is {slo}; give a multiple of the latency alone above 1")
     if file is not None and not file.resolve().parent.is_dir():

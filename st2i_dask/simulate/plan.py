@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,24 +17,33 @@ MOST = 1024
 
 @dataclass(frozen=True)
 class Size:
-    """What that many executors of that memory attain."""
+    """What that many executors of that memory attain. missed: requests beyond their deadline, by
+    workflow."""
 
     executors: int
     memory_bytes: int
     attainment: float
     p99_s: float
     busy: float
+    missed: Mapping[str, int]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """needed: the fewest executors that reach the target; None: not even `MOST` do. alone_s: by workflow,
-    the latency that deadlines are multiples of."""
+    """needed: the fewest executors that reach the target; None: not even `MOST` do. By workflow:
+    alone_s, the latency that deadlines are multiples of, and cold_s, that of one that finds nothing
+    loaded."""
 
     memory_bytes: int
     needed: int | None
     curve: tuple[Size, ...]
     alone_s: Mapping[str, float]
+    cold_s: Mapping[str, float]
+
+    @property
+    def best(self) -> Size:
+        """The smallest one that attains most."""
+        return max(self.curve, key=lambda size: (size.attainment, -size.executors))
 
 
 def plan(
@@ -74,8 +84,10 @@ def plan(
             low, high = (low, middle) if reaches(middle) else (middle, high)
         needed = high if high <= MOST else None
         curve = tuple(size for _, size in sorted(sizes.items()))
-        alone_s = {workload.workflows[tenant].name: one for tenant, one in solo_s.items()}
-        found.append(Plan(memory, needed, curve, alone_s))
+        names = {tenant: workflow.name for tenant, workflow in workload.workflows.items()}
+        alone_s = {names[tenant]: one for tenant, one in solo_s.items()}
+        cold_s = {names[tenant]: one for tenant, one in _cold(load, system).items()}
+        found.append(Plan(memory, needed, curve, alone_s, cold_s))
     return found
 
 
@@ -95,16 +107,32 @@ def measured(
     inside_s = {tenant: one - profile.request_s / slo_scale for tenant, one in solo_s.items()}
     attained = report.attainment(inside_s, slo_scale)
     p99_s = report.latency_s(0.99) + profile.request_s
-    return Size(executors, profile.memory_bytes, attained, p99_s, report.busy)
+    missed = Counter(workload.workflows[arrival.tenant].name for arrival in arrivals)
+    missed.subtract(
+        workload.workflows[f.tenant].name
+        for f in report.finished
+        if f.latency_s <= slo_scale * inside_s[f.tenant]
+    )
+    return Size(executors, profile.memory_bytes, attained, p99_s, report.busy, dict(+missed))
 
 
 def alone(workload: Workload, system: System = OURS) -> dict[str, float]:
     """By tenant, seconds of a request that is alone on two executors and finds its models loaded, as far
     as they fit."""
+    return _latencies(workload, system, 2)
+
+
+def _cold(workload: Workload, system: System) -> dict[str, float]:
+    """By tenant, seconds of a request that is alone on two executors and finds nothing loaded."""
+    return _latencies(workload, system, 1)
+
+
+def _latencies(workload: Workload, system: System, requests: int) -> dict[str, float]:
+    """By tenant, of the last of so many requests that do not meet."""
     found = {}
     for tenant, workflow in workload.workflows.items():
         single = Workload(workload.name, workload.profile, {tenant: workflow}, {tenant: 1.0})
-        far = 1e6  # the first is over, and has loaded
-        report = Cluster(system, single, 2).run([Arrival(n * far, tenant) for n in range(2)])
+        far = 1e6  # the one before is over, and has loaded
+        report = Cluster(system, single, 2).run([Arrival(n * far, tenant) for n in range(requests)])
         found[tenant] = report.finished[-1].latency_s + workload.profile.request_s
     return found

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import ParameterError
+from ..tenants import check_tenant
 from .generate import gamma
 from .tasks import Arrival
 
@@ -52,20 +53,19 @@ def read(path: Path) -> list[Asked]:
     except (OSError, UnicodeDecodeError) as error:
         raise ParameterError(f"trace {path} cannot be read: {error}") from None
     first = lines[0] if lines else ""
-    reader = next((r for start, r in _READERS.items() if first.startswith(start)), _gaps)
+    known = next((form for form in _FORMS if first.startswith(form.start)), None)
     found = []
-    rows = reader(lines)
     try:
-        for asked in rows:
-            if not (math.isfinite(asked.at) and asked.tenant):
-                raise ValueError(f"a request at {asked.at!r} of tenant {asked.tenant!r}")
+        for asked in _gaps(lines) if known is None else _table(known, lines):
             found.append(asked)
-    except (ValueError, KeyError, TypeError) as error:
-        what = f"there is no column {error}" if isinstance(error, KeyError) else str(error)
-        raise ParameterError(
-            f"trace {path}, request {len(found) + 1}: {what}; its first line is {first[:60]!r}, write "
-            "at,tenant,workflow there, then seconds, a name, and a workflow or nothing"
-        ) from None
+    except (ValueError, csv.Error) as error:
+        cure = ""
+        if known is None:
+            cure = (
+                f"; its first line is {first[:60]!r}, write at,tenant,workflow there, then seconds, a "
+                "name, and a workflow or nothing"
+            )
+        raise ParameterError(f"trace {path}, {error}{cure}") from None
     if not found:
         raise ParameterError(f"trace {path} has no request; give one at least")
     found.sort()
@@ -147,34 +147,75 @@ def arrivals(requests: Iterable[Asked], tenants: Sequence[str]) -> list[Arrival]
     return [Arrival(a.at, known[a.tenant]) for a in requests if a.tenant in known]
 
 
-def _own(lines: list[str]) -> Iterator[Asked]:
-    for row in csv.DictReader(lines):
-        yield Asked(float(row["at"]), row["tenant"], row.get("workflow") or "")
+class _Form(NamedTuple):
+    """A table of requests: how its first line starts, and its columns. workflow may be missing."""
+
+    start: str
+    at: str
+    tenant: str
+    workflow: str = ""
+    adapters: str = ""
 
 
-def _genai(lines: list[str]) -> Iterator[Asked]:
-    for row in csv.DictReader(lines):
+_FORMS = (
+    _Form("at,", "at", "tenant", "workflow"),
+    _Form("gmt_create", "gmt_create", "groupId", "checkpoint_model_version_id", "num_lora"),
+    _Form("req_time_s", "req_time_s", "tenant"),
+)
+
+
+def _table(form: _Form, lines: list[str]) -> Iterator[Asked]:
+    rows = csv.DictReader(lines)
+    there = rows.fieldnames or ()
+    for column in filter(None, (form.at, form.tenant, form.adapters)):
+        if column not in there:
+            raise ValueError(f"line 1: there is no column {column!r}, only {', '.join(there)}")
+    time = _date if form.at == "gmt_create" else _number
+    for row in rows:
+        where = f"line {rows.line_num}, column "
         yield Asked(
-            datetime.fromisoformat(row["gmt_create"]).timestamp(),
-            row["groupId"],
-            row["checkpoint_model_version_id"],
-            int(row["num_lora"]),
+            time(row[form.at], where + form.at),
+            _tenant(row[form.tenant], where + form.tenant),
+            row.get(form.workflow) or "",
+            int(_number(row[form.adapters], where + form.adapters)) if form.adapters else 0,
         )
-
-
-def _lmsys(lines: list[str]) -> Iterator[Asked]:
-    for row in csv.DictReader(lines):
-        yield Asked(float(row["req_time_s"]), row["tenant"])
 
 
 def _gaps(lines: list[str]) -> Iterator[Asked]:
     at = 0.0
-    for line in lines:
+    for number, line in enumerate(lines, 1):
         words = line.split()
         if len(words) != 2:
-            raise ValueError(f"{line[:60]!r} is no tenant and seconds")
-        at += float(words[1])
-        yield Asked(at, words[0])
+            raise ValueError(f"line {number}: {line[:60]!r} is no tenant and seconds")
+        at += _number(words[1], f"line {number}, word 2")
+        yield Asked(at, _tenant(words[0], f"line {number}, word 1"))
 
 
-_READERS = {"at,": _own, "gmt_create": _genai, "req_time_s": _lmsys}
+def _number(text: str | None, where: str) -> float:
+    try:
+        number = float(text or "")
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError(f"{where}: {_cell(text)} is no finite number")
+    return number
+
+
+def _date(text: str | None, where: str) -> float:
+    try:
+        return datetime.fromisoformat(text or "").timestamp()
+    except ValueError:
+        raise ValueError(
+            f"{where}: {_cell(text)} is no date, such as 2024-11-15 16:57:50"
+        ) from None
+
+
+def _tenant(text: str | None, where: str) -> str:
+    try:
+        return check_tenant(text)
+    except ParameterError as error:
+        raise ValueError(f"{where}: {error}") from None
+
+
+def _cell(text: str | None) -> str:
+    return "nothing" if text is None else f"{text[:60]!r}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +22,7 @@ from st2i_dask.simulate.measured import Measured
 from st2i_dask.simulate.plan import plan
 from st2i_dask.simulate.table import BEGIN, END
 from st2i_dask.simulate.tasks import Arrival
+from st2i_dask.simulate.workflows import diffusion
 
 from .small import EXACT, MIB
 from .small import workload as small
@@ -153,9 +155,31 @@ def test_the_plan_command(tmp_path):
     assert "the profile has no model" in refused.output
 
 
+def test_a_plan_that_no_number_of_executors_reaches_says_why(tmp_path):
+    """The first request loads for 13 s, and no executor beside spares it that."""
+    workflow = diffusion("two", ["text"], "unet", 2, "vae")
+    measured.write(Measured(EXACT, {"two": workflow}), tmp_path / "p.json")
+    traces.write([traces.Asked(n * 100.0, "x", "two") for n in range(3)], tmp_path / "t.csv")
+    arguments = ["plan", "--profile", tmp_path / "p.json", "--trace", tmp_path / "t.csv"]
+    arguments = [*map(str, arguments), "--target", "0.9"]
+    run = CliRunner().invoke(main, [*arguments, "--slo", "1.2"])
+    assert run.exit_code == 1, run.output
+    assert "no number of executors of 1,971 MiB for 90 % of 3 requests" in run.output
+    assert "66.7 %; 1 of two miss, and more executors do not help" in run.output
+    assert "deadline 13.200 s" in run.output
+    cold_s = float(re.search(r"two: ([\d.]+) s where nothing is loaded", run.output)[1])
+    assert cold_s > 13.2
+    assert "<- enough" not in run.output
+    run = CliRunner().invoke(main, [*arguments, "--slo", "5", "--memory", "3GiB", "--memory", "4"])
+    assert run.exit_code == 0, run.output
+    assert {"3,072", "3,815"} <= set(run.output.split())
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["--memory", "much"], "--memory is much; give a size above 0"),
+        (["--memory", "0"], "--memory is 0"),
         (["--rate", -1], "--rate is -1"),
         (["--seconds", "nan"], "--seconds is nan"),
         (["--memory", "inf"], "--memory is inf"),

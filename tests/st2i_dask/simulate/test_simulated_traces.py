@@ -25,12 +25,25 @@ def test_own_format_comes_back_as_it_was_written(tmp_path):
     ("text", "message"),
     [
         ("", "has no request"),
-        ("at,tenant,workflow\n0,a,b\n1.0\n", "request 2: a request at 1.0 of tenant None"),
-        ("at,tenant\nsoon,a\n", "request 1: could not convert.*write at,tenant,workflow"),
+        (
+            "at,tenant,workflow\n0,a,b\n1.0\n",
+            "line 3, column tenant: tenant None is not a tenant name",
+        ),
+        ("at,tenant,shape\n0,b,c\nxx,a,s\n", "line 3, column at: 'xx' is no finite number$"),
+        ("at,tenant,workflow\n0,<b>,c\n", "line 2, column tenant: tenant '<b>' is not a tenant"),
+        (
+            "A 1.5\nB soon\n",
+            "line 2, word 2: 'soon' is no finite number; its first line is 'A 1.5', w",
+        ),
+        (
+            "gmt_create,groupId,num_lora\nMonday,a,0\n",
+            "line 2, column gmt_create: 'Monday' is no date",
+        ),
+        ('at,tenant\n"0\n"x,a\n', "line 3, column at"),
         ("a b c\n", "'a b c' is no tenant and seconds"),
         ("when,who\n0,a\n", "'when,who' is no tenant and seconds"),
-        ("at,workflow\n0,a\n", "there is no column 'tenant'"),
-        ("at,tenant\nnan,a\n", "a request at nan"),
+        ("at,workflow\n0,a\n", "line 1: there is no column 'tenant'"),
+        ("at,tenant\nnan,a\n", "line 2, column at: 'nan' is no finite number"),
     ],
 )
 def test_what_is_no_trace_is_refused(tmp_path, text, message):

@@ -15,7 +15,8 @@ from .journal import RequestRecord, RunRecord, Watcher
 
 #: Most workflows with a histogram of their own; the others share one.
 WORKFLOWS = 50
-OTHER = "other"
+#: Their label. No tenant can be called so, see `st2i_dask.tenants`.
+OTHER = "(other)"
 
 #: Upper bounds, seconds.
 DECISION_S = (1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 1e-2, 1e-1)

@@ -1,6 +1,6 @@
 """Which tenants get a label of their own on a metrics page: a bounded number, of any number of tenants.
 
-Pure. The others are summed under "other". No series ever decreases, also as tenants change places: one
+Pure. The others are summed under `OTHER`. No series ever decreases, also as tenants change places: one
 that gets a label starts there from 0, and what it counted before stays with the others; one that loses
 its label leaves its counts to them. (A tenant that gets a label again starts from 0 again, as a counter
 does after a restart.)
@@ -22,7 +22,7 @@ Row = list[float]
 
 
 class TenantLabels:
-    """limit: most labels beside "other"."""
+    """limit: most labels beside `OTHER`."""
 
     def __init__(self, limit: int = TENANTS) -> None:
         self._limit = limit
@@ -60,7 +60,7 @@ class TenantLabels:
         return list(self._base)
 
     def _choose(self, served: Mapping[str, float], row: Callable[[str], Sequence[float]]) -> None:
-        # One whose name is that of the others is one of them.
+        # Names come with requests: one who calls itself so all the same is one of them.
         wanting = (tenant for tenant in served if tenant not in self._base and tenant != OTHER)
         for tenant in heapq.nlargest(self._limit, wanting, key=served.__getitem__):
             if len(self._base) < self._limit:

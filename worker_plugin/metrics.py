@@ -15,9 +15,9 @@ from .weights import WeightStore
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
-#: Most models with a label of their own, by resident bytes; the others are summed under "other".
+#: Most models with a label of their own, by resident bytes; the others are summed under `OTHER`.
 MODELS = 50
-OTHER = "other"
+OTHER = "(other)"
 
 
 class WorkerCollector:

@@ -11,12 +11,13 @@ import st2i_dask as st2i
 from scheduler_plugin import events as ev
 from scheduler_plugin.journal import Journal
 from scheduler_plugin.metrics import SchedulerCollector
-from scheduler_plugin.metrics_counts import Counts
+from scheduler_plugin.metrics_counts import OTHER, Counts
 from scheduler_plugin.metrics_tenants import TENANTS
 from scheduler_plugin.outline import chain as chain_outline
 from scheduler_plugin.policy import FairPolicy
 from scheduler_plugin.usage import UsageTotals
 from st2i_dask.submission import submit_requests
+from st2i_dask.tenants import check_tenant
 
 from ..st2i_dask.metrics_rules import check, families, grew, page, samples, value
 from .live import chain, fan, hooks, idle, plugin_of, serving, until
@@ -163,6 +164,19 @@ class Policy:
         return generate_latest(self._registry).decode()
 
 
+def test_a_tenant_called_other_is_not_taken_for_the_others():
+    with pytest.raises(st2i.ParameterError):
+        check_tenant(OTHER)
+    policy = Policy()
+    policy.request("other", 7.0)
+    served = {
+        dict(labels)["tenant"]: seconds
+        for (name, labels), seconds in samples(policy.page()).items()
+        if name == "st2i_tenant_service_seconds_total"
+    }
+    assert served == {"other": 7.0}
+
+
 def test_any_number_of_tenants_gives_a_bounded_page_that_adds_up():
     policy = Policy()
     for number in range(3 * TENANTS):
@@ -171,7 +185,7 @@ def test_any_number_of_tenants_gives_a_bounded_page_that_adds_up():
     check(first)
     labels = {dict(labels)["tenant"] for name, labels in samples(first) if "_tenant_" in name}
     assert len(labels) == TENANTS + 1
-    assert "other" in labels
+    assert OTHER in labels
     assert f"t{3 * TENANTS - 1}" in labels
     policy.request("t000", 1000.0)  # now the most served
     second = policy.page()

@@ -60,7 +60,7 @@ def test_who_is_served_much_more_takes_the_place_of_who_has_it():
     assert counted.page() == {"b": [3, 1], OTHER: [32.25, 4]}
 
 
-def test_a_tenant_that_is_called_other_is_one_of_the_others():
+def test_a_tenant_that_is_called_like_the_others_is_one_of_the_others():
     counted = Counted(5)
     counted.add(OTHER, 3)
     counted.add("a", 1)

@@ -63,7 +63,8 @@ def as_before():
 
 def test_a_record_is_one_line_whatever_it_holds(monkeypatch):
     logger = logging.getLogger("st2i.test")
-    monkeypatch.setattr(logger, "propagate", False)  # pytest's report cannot hold half a character
+    # pytest's report cannot hold half a character.
+    monkeypatch.setattr(logging.getLogger("st2i"), "propagate", False)
     with lines() as found:
         logger.warning(
             "two\nlines %s", '"x"', extra={"key": "k\n1", "tenant": "ann", "odd": {1, 2}, "n": 3}

@@ -108,6 +108,13 @@ class VTimeLedger:
     def active(self) -> list[str]:
         return list(self._active)
 
+    def least(self, *, ready: bool = False) -> float:
+        """vTime of the least-served active tenant; ready: of those with something ready, from which the
+        slack counts. inf where there is none. Seconds."""
+        n = len(self._active)
+        who = self._ready[:n] if ready else True
+        return float(self._v[:n].min(where=who, initial=math.inf))
+
     def largest_charge(self) -> float:
         """L_max: the largest vTime charge of one dispatch, all executors that it held included, since
         its tenant became active, s."""

@@ -23,16 +23,12 @@ _NOBODY: Mapping[str, float] = {}
 
 
 class Totals(NamedTuple):
-    """All tenants at the time of a sample. least_s: vTime of the least-served active tenant;
-    least_ready_s: of those with something ready, from which the slack counts; nan where there is none.
-    omitted: active tenants without a column."""
+    """All tenants at the time of a sample. omitted: active tenants without a column."""
 
     now: float
     active: int
     queued: int
     running: int
-    least_s: float
-    least_ready_s: float
     omitted: int
 
 
@@ -62,7 +58,7 @@ class TenantHistory:
         self._service = np.empty((samples, 0))
         self._queued = np.empty((samples, 0), np.int64)
         self._running = np.empty((samples, 0), np.int64)
-        self.totals = Totals(math.nan, 0, 0, 0, math.nan, math.nan, 0)
+        self.totals = Totals(math.nan, 0, 0, 0, 0)
 
     def watched(self, active: Iterable[str]) -> list[str]:
         """Whose standing `sample` wants: those active now, and those that have a column."""
@@ -84,7 +80,7 @@ class TenantHistory:
         row = self._number % self._samples
         self._times[row] = now
         values = np.array(glances, np.float64).reshape(len(tenants), 6)
-        active, ready = values[:, 4] > 0, values[:, 5] > 0
+        active = values[:, 4] > 0
         columns = np.array([self._columns.get(tenant, -1) for tenant in tenants], np.intp)
         there = active | np.array([tenant in worked for tenant in tenants], np.bool_)
         for at in np.flatnonzero(there & (columns < 0)).tolist():
@@ -95,14 +91,12 @@ class TenantHistory:
         vtime = values[:, 0]
         sums = values[there].sum(axis=0)
         self._all[row] = sums[2], sums[3], np.count_nonzero(there), sums[0]
-        self._least[row] = least_s = _least(vtime[active])
+        self._least[row] = _least(vtime[there])
         self.totals = Totals(
             now,
             int(np.count_nonzero(active)),
             int(sums[2]),
             int(sums[3]),
-            least_s,
-            _least(vtime[active & ready]),
             int(np.count_nonzero(active & (columns < 0))),
         )
         self._number += 1
@@ -178,7 +172,8 @@ class TenantHistory:
         return self._times[self._rows()]
 
     def least(self) -> Floats:
-        """vTime of the least-served tenant by sample, see `Totals`."""
+        """vTime of the least-served tenant by sample, of those that have one then, see `vtimes`: none is
+        below it. nan where there is none."""
         return self._least[self._rows()]
 
     def vtimes(self, tenants: Sequence[str]) -> Floats:

@@ -1,7 +1,7 @@
 """What is recorded of a policy for people who watch it, and the one object that dashboard pages ask.
 
     watch.sample(now)         about once a second
-    watch.run_over(run)       told by the journal
+    watch.run_over(run), watch.request_over(request)       told by the journal
     watch.close()             the policy serves no more: pages have nothing left to ask
 
 Pure: the scheduler's plugin drives it. Once closed it refers to no policy any more.
@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from . import glance
-from .journal import RunRecord, Watcher
+from .journal import RequestRecord, RunRecord, Watcher
 from .policy import FairPolicy
 from .run_history import RunHistory
 from .tenant_history import TenantHistory
@@ -46,6 +46,10 @@ class Watch(Watcher):
         self.requests.ended(run)
         tenant, seconds = run.request.tenant, run.used.total_s if run.used is not None else 0.0
         self._worked[tenant] = self._worked.get(tenant, 0.0) + seconds
+
+    def request_over(self, request: RequestRecord) -> None:
+        if self.policy is not None:
+            self.requests.request_over(request)
 
     def _check(self) -> None:
         self.tenants._check()

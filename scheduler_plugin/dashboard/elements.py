@@ -145,7 +145,7 @@ def replace(source: ColumnDataSource, data: dict[str, list[Any]]) -> None:
         source.data = data
 
 
-def cut(text: str, most: int = 28) -> str:
+def cut(text: str, most: int) -> str:
     """The text, or as much of it as fits.
 
     >>> cut("a-tenant-with-a-long-name", 10)

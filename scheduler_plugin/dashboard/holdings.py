@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import groupby
 from typing import Any
 
 from bokeh.layouts import row
 from bokeh.models import ColumnDataSource, HoverTool, Legend, LegendItem, UIElement
 
-from .elements import GIB, MIB, cut, plot, put, replace, size
+from . import labels
+from .elements import GIB, MIB, plot, put, replace, size
 from .look import ABSENT, COMPUTE, LOAD, TRANSFER
 
 #: Models beside each other.
@@ -112,25 +113,26 @@ class Holdings:
     def _draw_models(
         self, answers: dict[str, dict[str, Any]], lines: list[str], height: int
     ) -> None:
-        count = Counter(r["model"] for answer in answers.values() for r in answer["models"])
-        known = [model for model, _ in sorted(count.items(), key=lambda c: (-c[1], c[0]))[:MODELS]]
-        models = {model: cut(model, 24) for model in sorted(known)}
+        names = model_names(answers.values())
+        count = Counter(r["model_key"] for answer in answers.values() for r in answer["models"])
+        known = sorted(count, key=lambda key: (-count[key], names[key], key))[:MODELS]
+        models = labels.of_models({key: names[key] for key in known})
         frames: dict[str, list[Any]] = {"model": [], "executor": [], "text": []}
         layers: dict[str, list[Any]] = {"left": [], "right": [], "executor": []}
         factors = list(models.values())
         for executor, answer in answers.items():
             for row_ in answer["models"]:
-                model = row_["model"]
-                if model not in models:
+                key = row_["model_key"]
+                if key not in models:
                     continue
-                frames["model"].append(models[model])
+                frames["model"].append(models[key])
                 frames["executor"].append(executor)
                 frames["text"].append(
-                    f"{model}: {row_['resident_layers']} of {row_['layers']} layers, "
+                    f"{names[key]}: {row_['resident_layers']} of {row_['layers']} layers, "
                     f"{size(row_['resident_bytes'])} of {size(row_['nbytes'])}"
                 )
                 # A category is 1 wide and begins at its index; the frame leaves 0.04 on each side.
-                begin, width = factors.index(models[model]) + 0.04, 0.92 / max(1, row_["layers"])
+                begin, width = factors.index(models[key]) + 0.04, 0.92 / max(1, row_["layers"])
                 for first, last in _stretches(row_["by_layer"]):
                     layers["left"].append(begin + width * first)
                     layers["right"].append(begin + width * last)
@@ -144,6 +146,17 @@ class Holdings:
         put(self._models.y_range, factors=lines)
         replace(self._frames, frames)
         replace(self._layers, layers)
+
+
+def model_names(answers: Iterable[dict[str, Any]]) -> dict[str, str]:
+    """By key, what workers call a model. Those that use it for several things call it by the last one:
+    the first in the alphabet is taken, so that names stay."""
+    names: dict[str, str] = {}
+    for answer in answers:
+        for each in answer["models"]:
+            key, name = each["model_key"], each["model"]
+            names[key] = min(name, names.get(key, name))
+    return names
 
 
 def _stretches(flags: str) -> list[tuple[int, int]]:

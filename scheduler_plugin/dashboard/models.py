@@ -11,7 +11,9 @@ from bokeh.plotting import figure
 
 from ..run_history import OTHERS, Spent
 from ..watch import Facts
-from .elements import Pager, cut, fill, plot, put, replace, size, table
+from . import labels
+from .elements import Pager, fill, plot, put, replace, size, table
+from .holdings import model_names
 from .look import COMPUTE, FAILED, LOAD, TRANSFER, WAITS
 from .page import Page
 
@@ -20,10 +22,13 @@ ROWS = 12
 
 _STALLED, _LOADS, _RUNS, _NAME = "longest stalls first", "most loads", "most runs", "name"
 
+#: Of a plot of bars.
+_FIELDS = ("line", "name", "kind", "left", "right", "color", "text")
+
 _HITS, _WAITS = "Runs that found the model in memory", "Loading, and standing still for it"
 
 _COLUMNS = (
-    ("model", "model", 220),
+    ("model", "model", 200),
     ("executors", "on executors", 90),
     ("whole", "whole on", 80),
     ("bytes", "bytes in memory", 120),
@@ -34,6 +39,7 @@ _COLUMNS = (
     ("loads", "layers loaded", 100),
     ("load_s", "load (s)", 90),
     ("stalled_s", "stalled (s)", 90),
+    ("name", "whole name", 250),
 )
 
 
@@ -41,6 +47,7 @@ _COLUMNS = (
 class _Model:
     """One model on all executors, since it came there. Seconds as in WeightStore.models."""
 
+    label: str
     name: str
     executors: int = 0
     whole: int = 0
@@ -66,7 +73,7 @@ class ModelsPage(Page):
 
     def build(self) -> list[UIElement]:
         self._pager = Pager(ROWS, self.refresh, "find a model", (_STALLED, _LOADS, _RUNS, _NAME))
-        self._table = table(_COLUMNS, right=[field for field, _, _ in _COLUMNS[1:]])
+        self._table = table(_COLUMNS, right=[field for field, _, _ in _COLUMNS[1:-1]])
         self._spent, self._spent_bars = _bars(
             "Device seconds by ModelFn and workflow", "spent", "device seconds"
         )
@@ -101,7 +108,9 @@ class ModelsPage(Page):
         self._draw_spent(spent)
         self._draw_models(models)
         wanted = self._pager.wanted
-        found = [m for m in _ranked(models, self._pager.order) if wanted in m.name]
+        found = [
+            m for m in _ranked(models, self._pager.order) if wanted in m.name or wanted in m.label
+        ]
         shown = found[self._pager.part(len(found), "models")]
         rows = [_row(model) for model in shown]
         fill(self._table, _COLUMNS, rows)
@@ -119,8 +128,10 @@ class ModelsPage(Page):
                 rest.compute_s += cost.compute_s
                 rest.transfer_s += cost.transfer_s
             lines.append((f"{len(ranked) - BARS} others", rest))
+        short = labels.distinct([name for name, _ in lines], 50)
         stacks = [
             (
+                label,
                 name,
                 [
                     ("transfer", cost.transfer_s, TRANSFER),
@@ -128,18 +139,18 @@ class ModelsPage(Page):
                     ("compute", cost.compute_s, COMPUTE),
                 ],
             )
-            for name, cost in lines
+            for label, (name, cost) in zip(short, lines, strict=True)
         ]
         _stack(self._spent, self._spent_bars, stacks, "s")
 
     def _draw_models(self, models: list[_Model]) -> None:
         hits = [
-            (cut(m.name), [("hits", m.hits, TRANSFER), ("others", m.runs - m.hits, WAITS)])
+            (m.label, m.name, [("hits", m.hits, TRANSFER), ("others", m.runs - m.hits, WAITS)])
             for m in _ranked(models, _RUNS)[:BARS]
         ]
         _stack(self._hits, self._hit_bars, hits, "runs")
         waits = [
-            (cut(m.name), [("stalled", m.stalled_s, FAILED), ("loading", m.load_s, LOAD)])
+            (m.label, m.name, [("stalled", m.stalled_s, FAILED), ("loading", m.load_s, LOAD)])
             for m in _ranked(models, _STALLED)[:BARS]
         ]
         _stack(self._waits, self._wait_bars, waits, "s")
@@ -154,9 +165,7 @@ def _bars(title: str, name: str, unit: str) -> tuple[figure, ColumnDataSource]:
     plotted.xaxis.axis_label = unit
     plotted.x_range.start = 0
     plotted.ygrid.visible = False
-    source = ColumnDataSource(
-        {field: [] for field in ("line", "kind", "left", "right", "color", "text")}
-    )
+    source = ColumnDataSource({field: [] for field in _FIELDS})
     bars = plotted.hbar(
         "line",
         left="left",
@@ -168,45 +177,46 @@ def _bars(title: str, name: str, unit: str) -> tuple[figure, ColumnDataSource]:
     )
     plotted.add_layout(plotted.legend[0], "above")
     plotted.legend[0].orientation = "horizontal"
-    plotted.add_tools(HoverTool(renderers=[bars], tooltips="@line, @kind: @text"))
+    plotted.add_tools(HoverTool(renderers=[bars], tooltips="@name, @kind: @text"))
     return plotted, source
 
 
 def _stack(
     plotted: figure,
     source: ColumnDataSource,
-    lines: list[tuple[str, list[tuple[str, float, str]]]],
+    lines: list[tuple[str, str, list[tuple[str, float, str]]]],
     unit: str,
 ) -> None:
-    """Draw these lines, from the top; each is a stack of (kind, value, colour)."""
-    data: dict[str, list[Any]] = {
-        field: [] for field in ("line", "kind", "left", "right", "color", "text")
-    }
-    names = list(dict.fromkeys(name for name, _ in lines))
-    for name, stack in lines:
+    """Draw these lines, from the top: a label unlike the others, the whole name, and a stack of (kind,
+    value, colour)."""
+    data: dict[str, list[Any]] = {field: [] for field in _FIELDS}
+    for label, name, stack in lines:
         at = 0.0
         for kind, value, color in stack:
-            data["line"].append(name)
+            data["line"].append(label)
+            data["name"].append(name)
             data["kind"].append(kind)
             data["left"].append(at)
             data["right"].append(at + value)
             data["color"].append(color)
             data["text"].append(f"{value:,.2f} {unit}" if unit == "s" else f"{value:,} {unit}")
             at += value
-    put(plotted, height=110 + 22 * max(3, len(names)), visible=bool(lines))
-    put(plotted.y_range, factors=list(reversed(names)))
+    put(plotted, height=110 + 22 * max(3, len(lines)), visible=bool(lines))
+    put(plotted.y_range, factors=[label for label, _, _ in reversed(lines)])
     replace(source, data)
 
 
 def _kind(fn: str, workflow: str) -> str:
-    return f"{cut(fn, 24)} \u00b7 {cut(workflow, 24)}" if (fn, workflow) != OTHERS else "all others"
+    return f"{fn} \u00b7 {workflow}" if (fn, workflow) != OTHERS else "all others"
 
 
 def _by_model(facts: Facts) -> list[_Model]:
-    found: dict[str, _Model] = {}
+    names = model_names(facts.answers.values())
+    label = labels.of_models(names)
+    found = {key: _Model(label[key], name) for key, name in names.items()}
     for answer in facts.answers.values():
         for each in answer["models"]:
-            model = found.setdefault(each["model"], _Model(each["model"]))
+            model = found[each["model_key"]]
             model.executors += 1
             model.whole += each["resident_layers"] == each["layers"]
             model.resident_bytes += each["resident_bytes"]
@@ -221,17 +231,17 @@ def _by_model(facts: Facts) -> list[_Model]:
 
 def _ranked(models: list[_Model], order: str) -> list[_Model]:
     keys: dict[str, Any] = {
-        _STALLED: lambda m: (-m.stalled_s, -m.load_s, m.name),
-        _LOADS: lambda m: (-m.loads, m.name),
-        _RUNS: lambda m: (-m.runs, m.name),
-        _NAME: lambda m: m.name,
+        _STALLED: lambda m: (-m.stalled_s, -m.load_s, m.label),
+        _LOADS: lambda m: (-m.loads, m.label),
+        _RUNS: lambda m: (-m.runs, m.label),
+        _NAME: lambda m: m.label,
     }
     return sorted(models, key=keys[order])
 
 
 def _row(model: _Model) -> tuple[str, ...]:
     return (
-        model.name,
+        model.label,
         f"{model.executors:,}",
         f"{model.whole:,}",
         size(model.resident_bytes),
@@ -242,4 +252,5 @@ def _row(model: _Model) -> tuple[str, ...]:
         f"{model.loads:,}",
         f"{model.load_s:,.2f}",
         f"{model.stalled_s:,.2f}",
+        model.name,
     )

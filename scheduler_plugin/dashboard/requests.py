@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from typing import Any
 
 from bokeh.models import ColumnDataSource, HoverTool, Legend, LegendItem, Range1d, Toggle, UIElement
@@ -10,14 +10,23 @@ from bokeh.models import ColumnDataSource, HoverTool, Legend, LegendItem, Range1
 from .. import glance
 from ..glance import RunGlance
 from ..run_history import Ended, RequestHistory, RunHistory
+from . import labels
 from .elements import Pager, cut, fill, plot, put, seconds, table
 from .look import COMPUTE, FAILED, LOAD, RUNS, TRANSFER, WAITS
 from .page import Page
 
+#: Most characters of a line's label.
+LABEL = 60
 #: Requests on the screen, ModelFns of each that have a line, and bars in all.
 REQUESTS = 8
 FNS = 6
 BARS = 3000
+
+#: Seconds without any run that are always left between runs on the screen.
+PAUSE_SECONDS = 1.0
+
+#: A window that has moved by less is the same: the two clocks are not read at once.
+SAME_MS = 100.0
 
 #: What a bar is, its colour and how high it is.
 _KINDS = {
@@ -48,14 +57,16 @@ class RequestsPage(Page):
     title = "Requests"
     about = (
         "One line for each ModelFn of a request, the latest request on top. Within a run, its device "
-        "seconds are drawn one after the other: transfer, load, compute. Hold it still to zoom."
+        "seconds are drawn one after the other: transfer, load, compute. Time begins after the last pause "
+        "longer than all these runs: zoom out for earlier ones. Hold it still to zoom."
     )
     period_ms = 2000
 
     def build(self) -> list[UIElement]:
         self._pager = Pager(REQUESTS, self._again, "find a tenant or a request")
         self._still = Toggle(label="hold still", width=100)
-        self._still.on_change("active", lambda attribute, old, new: self._again())
+        self._still.on_change("active", lambda attribute, old, new: self._hold(new))
+        self._window: tuple[float, float] | None = None
         self._pager.row.children.append(self._still)
         self._table = table(_COLUMNS, right=[field for field, _, _ in _COLUMNS[4:]])
         return [self._pager.row, self._build_timeline(), self._table]
@@ -68,6 +79,7 @@ class RequestsPage(Page):
             x_range=Range1d(0, 1),
             y_range=[],
             name="timeline",
+            tools="pan,box_zoom,xwheel_zoom,xzoom_out,reset,save",
         )
         figure.xaxis.axis_label = "time (UTC)"
         figure.ygrid.visible = False
@@ -100,6 +112,11 @@ class RequestsPage(Page):
     def _again(self) -> None:
         self._refresh(True)
 
+    def _hold(self, still: bool) -> None:
+        if not still:
+            self._window = None
+        self._again()
+
     def update(self) -> None:
         self._refresh(not self._still.active)
 
@@ -113,7 +130,7 @@ class RequestsPage(Page):
         totals = watch.tenants.totals
         self.say(
             f"{totals.queued:,} requests queued, {totals.running:,} running; "
-            f"{len(watch.requests):,} kept here, at most 15 minutes after their last run"
+            f"{len(watch.requests):,} kept here, at most 15 minutes after their last end"
         )
         running: dict[str, list[RunGlance]] = {}
         for run in glance.runs(policy):
@@ -147,24 +164,22 @@ class RequestsPage(Page):
 
         def last(history: RequestHistory) -> float:
             starts = [run.started for run in running.get(history.request, ())]
-            return max([*starts, *(run.stopped for run in history.runs[-1:])])
+            return max([*starts, history.last])
 
         return sorted(heard, key=last, reverse=True)[part]
 
     def _draw(self, shown: list[RequestHistory], running: dict[str, list[RunGlance]]) -> None:
         assert self.board is not None
         drawing = _Drawing(self.board.wall_ms(0.0))
-        lines: list[str] = []
         for history in shown:
-            lines += drawing.request(history, running.get(history.request, []), self.now)
+            drawing.request(history, running.get(history.request, []), self.now)
+        lines = drawing.lines
         put(self._figure, height=130 + 17 * max(6, len(lines)))
         put(self._figure.y_range, factors=list(reversed(lines)))
         put(self._figure, visible=bool(lines))
         if not lines:
             return
-        last_ms = self.board.wall_ms(self.now)
-        margin_ms = max(100.0, 0.02 * (last_ms - drawing.first_ms))
-        put(self._figure.x_range, start=drawing.first_ms - margin_ms, end=last_ms + margin_ms)
+        self._show(_window(_spans(shown, running, self.now)))
         title = "Runs of the latest requests"
         if drawing.left_out:
             title += f" ({drawing.left_out:,} runs are left out)"
@@ -173,19 +188,25 @@ class RequestsPage(Page):
             source.data = drawing.bars[kind]
             put(self._items[kind], visible=bool(drawing.bars[kind]["line"]))
 
+    def _show(self, window: tuple[float, float]) -> None:
+        """Show this window, policy's seconds; the viewer's own zoom stays while it is the same."""
+        assert self.board is not None
+        begin_ms, end_ms = map(self.board.wall_ms, window)
+        if self._window is not None:
+            before_ms, after_ms = self._window
+            if max(abs(begin_ms - before_ms), abs(end_ms - after_ms)) < SAME_MS:
+                return
+        self._window = begin_ms, end_ms
+        margin_ms = max(100.0, 0.02 * (end_ms - begin_ms))
+        start, end = begin_ms - margin_ms, end_ms + margin_ms
+        put(self._figure.x_range, start=start, end=end, reset_start=start, reset_end=end)
+
     def _row(self, history: RequestHistory, running: list[RunGlance]) -> tuple[str, ...]:
         runs = history.runs
         done = sum(run.steps for run in runs if run.outcome == "done") + history.left_out
-        first = min([run.started for run in runs] + [run.started for run in running])
-        if any(run.outcome == "failed" for run in runs):
-            state = "failed"
-        elif running:
-            state = "runs"
-        elif done >= history.positions:
-            state = "done"
-        else:
-            state = "waits"
-        until = self.now if state in ("runs", "waits") else history.last
+        until = self.now if history.over is None else history.over
+        first = min([run.started for run in [*runs, *running]], default=until)
+        state = history.outcome or ("runs" if running else "waits")
         return (
             history.request,
             history.tenant,
@@ -200,11 +221,38 @@ class RequestsPage(Page):
         )
 
 
-class _Drawing:
-    """Bars by kind. origin_ms: what turns the policy's seconds into wall time.
+def _spans(
+    shown: Sequence[RequestHistory], running: dict[str, list[RunGlance]], now: float
+) -> list[tuple[float, float]]:
+    """When runs on the screen began and ended; where nothing ran, when requests waited."""
+    spans = [(run.started, run.stopped) for history in shown for run in history.runs]
+    spans += [(run.started, now) for h in shown for run in running.get(h.request, ())]
+    return spans or [(history.submitted, history.last) for history in shown]
 
-    first_ms: when the first run began; waits may have begun earlier.
+
+def _window(spans: list[tuple[float, float]]) -> tuple[float, float]:
+    """What to show of these (begin, end): from the end of the last back to the first pause that is longer
+    than all of them took together. Where runs overlap, their time counts once.
+
+    >>> _window([(0.0, 5.0), (100.0, 102.0), (101.0, 103.0), (107.0, 108.0)])
+    (100.0, 108.0)
     """
+    latest_first = sorted(spans, key=lambda span: span[1], reverse=True)
+    pauses, took = [], 0.0
+    begin = end = latest_first[0][1]
+    for start, stop in latest_first:
+        if stop < begin:
+            pauses.append((begin, begin - stop))
+        took += max(0.0, min(stop, begin) - start)
+        begin = min(begin, start)
+    for after, length in pauses:
+        if length > max(took, PAUSE_SECONDS):
+            return after, end
+    return begin, end
+
+
+class _Drawing:
+    """Bars by kind. origin_ms: what turns the policy's seconds into wall time."""
 
     def __init__(self, origin_ms: float) -> None:
         self._origin_ms = origin_ms
@@ -213,19 +261,22 @@ class _Drawing:
         }
         self._count = 0
         self.left_out = 0
-        self.first_ms = math.inf
+        self.lines: list[str] = []  # from the top
 
-    def request(self, history: RequestHistory, running: list[RunGlance], now: float) -> list[str]:
-        """Draw one; the names of its lines, from the top."""
+    def request(self, history: RequestHistory, running: list[RunGlance], now: float) -> None:
+        """Draw one, below the others."""
         began: dict[str, int] = {}
         for run in [*history.runs, *running]:
             began[run.fn] = min(run.position, began.get(run.fn, run.position))
         fns = sorted(began, key=began.__getitem__)[:FNS]
         about = f"{cut(history.tenant, 18)} \u00b7 {history.request[:6]}"
-        lines = {fn: f"{about} \u00b7 {cut(fn, 26)}" for fn in fns}
-        first = min([r.started for r in history.runs] + [r.started for r in running])
+        if not fns:
+            self._never_ran(history, about)
+            return
+        names = [f"{about} \u00b7 {fn}" for fn in labels.distinct(fns, 26)]
+        lines = dict(zip(fns, self._add(names), strict=True))
+        first = min(r.started for r in [*history.runs, *running])
         waited = f"{history.tenant}: waited for {seconds(first - history.submitted)}"
-        self.first_ms = min(self.first_ms, self._origin_ms + 1e3 * first)
         self._bar("waits, or on its way", lines[fns[0]], history.submitted, first, waited)
         for run in history.runs:
             if run.fn in lines:
@@ -235,7 +286,19 @@ class _Drawing:
                 text = f"{busy.fn}, position {busy.position}: {seconds(now - busy.started)} so far"
                 self._bar("runs now", lines[busy.fn], busy.started, now, text)
         self.left_out += history.left_out
-        return list(lines.values())
+
+    def _never_ran(self, history: RequestHistory, about: str) -> None:
+        assert history.over is not None
+        (line,) = self._add([f"{about} \u00b7 {history.outcome}"])
+        waited = seconds(history.over - history.submitted)
+        text = f"{history.tenant}: {history.outcome} after {waited}, without a run"
+        self._bar("waits, or on its way", line, history.submitted, history.over, text)
+
+    def _add(self, texts: list[str]) -> list[str]:
+        """New lines below the others, unlike any of them."""
+        before = len(self.lines)
+        self.lines = labels.distinct([*self.lines, *texts], LABEL)
+        return self.lines[before:]
 
     def _ended(self, line: str, run: Ended) -> None:
         if self._count > BARS:

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from .. import glance
 from ..policy import FairPolicy
 from ..tenant_history import TenantHistory
-from .elements import Pager, cut, fill, plot, put, table
+from . import labels
+from .elements import Pager, fill, plot, put, table
 from .look import INK, REST, TENANTS
 from .page import Page
 
@@ -203,7 +204,7 @@ class TenantsPage(Page):
         relative = self._scale.active == 0
         base = least if relative else np.zeros_like(least)
         ys = [vtimes[:, i] - base for i in range(len(top))]
-        names, colors = [cut(t) for t in top], list(TENANTS[: len(top)])
+        names, colors = labels.distinct(top, 28), list(TENANTS[: len(top)])
         if others.any():
             ys.append(mean - base)
             names.append("all others (mean)")
@@ -219,9 +220,8 @@ class TenantsPage(Page):
     def _draw_shares(self, standing: _Standing, top: list[str]) -> None:
         order = np.argsort(-standing.used_share, kind="stable")[:BARS]
         colors = dict(zip(top, TENANTS, strict=False))
-        names = [cut(standing.names[i], 18) for i in order]
-        factors = list(dict.fromkeys(reversed(names)))
-        put(self._share_figure.y_range, factors=factors)
+        names = labels.distinct([standing.names[i] for i in order], 18)
+        put(self._share_figure.y_range, factors=names[::-1])
         self._shares.data = {
             "tenant": names,
             "used": 100 * standing.used_share[order],
@@ -247,8 +247,9 @@ class _Standing:
     def __init__(self, history: TenantHistory, policy: FairPolicy) -> None:
         self.names, self.vtime, self.queued, self.running = history.latest()
         _, used = history.used()
-        self.least_s = history.totals.least_s
-        self.least_ready_s = history.totals.least_ready_s
+        # Of this moment, like the vTime beside them: a sample may be a second old.
+        self.least_s = policy.ledger.least()
+        self.least_ready_s = policy.ledger.least(ready=True)
         self.slack_s = policy.settings.slack_s
         weight = policy.ledger.weight
         self.weight = np.array([weight(name) for name in self.names])
@@ -291,7 +292,7 @@ class _Standing:
             f"{now.queued:,}",
             f"{now.running:,}",
             f"{now.vtime_s:,.2f}",
-            f"{ahead:,.2f}" if now.active and ahead == ahead else "",
+            f"{ahead:,.2f}" if now.active else "",
             f"{100 * self.used_share[index]:.2f}" if index is not None else "",
             f"{100 * self.fair_share[index]:.2f}" if index is not None else "",
             f"{now.service_s:,.1f}",
@@ -319,7 +320,7 @@ def _stack(
     """Areas on top of each other: these tenants, and the rest as one. counts: [samples, tenants]."""
     rest = np.maximum(total - counts.sum(axis=1), 0)
     layers = [counts[:, i].astype(float) for i in range(len(top))]
-    names, colors = [cut(t) for t in top], list(TENANTS[: len(top)])
+    names, colors = labels.distinct(top, 28), list(TENANTS[: len(top)])
     if rest.any():
         layers.append(rest)
         names.append("all others")

@@ -108,6 +108,7 @@ def holdings(executor: str) -> dict[str, Any]:
         rows.append(
             {
                 "model": f"Denoiser@family-{family}",
+                "model_key": f"denoiser-{family}",
                 "layers": LAYERS,
                 "resident_layers": there,
                 "nbytes": LAYERS << 26,

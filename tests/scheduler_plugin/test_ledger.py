@@ -89,6 +89,20 @@ def test_credit_within_the_limit_is_kept(ledger):
     assert ledger.limit_credit("blocked", slack_s=0.0) == 0.0
 
 
+def test_the_least_served_are_those_with_work_and_the_slack_counts_from_who_has_some_ready(ledger):
+    assert ledger.least() == ledger.least(ready=True) == math.inf
+    for tenant, seconds in (("ann", 1.0), ("bob", 2.0), ("eve", 3.0)):
+        ledger.activate(tenant)
+        ledger.settle(ledger.charge(tenant, seconds), seconds)
+    for tenant in ("bob", "eve"):
+        ledger.set_ready(tenant, True)
+    least = min(map(ledger.vtime, ledger.active()))
+    assert ledger.least() == least == ledger.vtime("ann")
+    assert ledger.least(ready=True) == ledger.vtime("bob")
+    ledger.deactivate("ann")
+    assert ledger.least() == ledger.vtime("bob")
+
+
 def test_a_revised_charge_counts_at_once(ledger):
     ledger.activate("a")
     number = ledger.charge("a", 30.0, unit_s=1.0)

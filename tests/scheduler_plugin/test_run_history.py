@@ -87,15 +87,57 @@ def test_a_request_of_very_many_runs_keeps_some_and_says_so():
     assert only.left_out == 7
 
 
+def over(at, request, outcome="cancelled", submitted=0.0):
+    """A request that is over."""
+    record = RequestRecord(request, "ann", chain("w", [("F", "m", "b")] * 10), submitted, "")
+    record.over, record.outcome = at, outcome
+    return record
+
+
+def test_how_a_request_ended_and_when_whether_it_ran_or_not():
+    history = RunHistory()
+    history.ended(run(1.0, "r1"))
+    (open_,) = history.latest(1)
+    assert (open_.outcome, open_.over, open_.last) == (None, None, 1.0)
+    history.request_over(over(3.0, "r1"))
+    history.request_over(over(4.0, "r2", "done", submitted=2.0))
+    history.ended(run(5.0, "r1", 1, outcome="cancelled"))  # its thread could not be stopped
+    history._check()
+    first, second = history.latest(9)
+    assert (first.request, first.outcome, first.over, first.last) == ("r1", "cancelled", 3.0, 5.0)
+    assert (second.request, second.outcome, second.over) == ("r2", "done", 4.0)
+    assert (second.runs, second.submitted) == ([], 2.0)
+
+
+def test_thousands_cancelled_at_once_do_not_drive_out_those_that_ran():
+    history = RunHistory(requests=50, bare=5)
+    for number in range(20):
+        history.ended(run(float(number), f"ran{number}"))
+    for number in range(1000):
+        history.request_over(over(30.0, f"bare{number}"))
+    history._check()
+    assert history.count("ran") == 20
+    assert [h.request for h in history.latest(9, "bare")] == [
+        f"bare{n}" for n in range(999, 994, -1)
+    ]
+    history.forget(30.0 + 901.0)
+    assert len(history) == 0
+    history._check()
+
+
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 9), st.floats(0, 5)), max_size=80))
+@given(st.lists(st.tuples(st.integers(0, 9), st.floats(0, 5), st.booleans()), max_size=80))
 def test_the_bounds_hold_whatever_ends(ends):
-    history = RunHistory(requests=4, runs=12, per_request=5, age_s=20.0, kinds=3)
-    now = 0.0
-    for number, later in ends:
+    history = RunHistory(requests=4, runs=12, per_request=5, bare=2, age_s=20.0, kinds=3)
+    now, ran = 0.0, 0
+    for number, later, whole in ends:
         now += later
-        history.ended(run(now, f"r{number}", fn=f"F{number}"))
+        if whole:
+            history.request_over(over(now, f"r{number}"))
+        else:
+            history.ended(run(now, f"r{number}", fn=f"F{number}"))
+            ran += 1
         history._check()
         assert len(history) <= 4
         assert history.latest(1)[0].request == f"r{number}"
-    assert sum(s.runs for s in history.spent.values()) == len(ends)
+    assert sum(s.runs for s in history.spent.values()) == ran

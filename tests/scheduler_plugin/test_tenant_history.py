@@ -38,15 +38,6 @@ def test_lines_have_gaps_where_a_tenant_was_away():
     assert history.everybody().tolist() == [[4, 2, 2, 3.0], [1, 1, 1, 1.5], [2, 2, 2, 8.5]]
 
 
-def test_the_slack_counts_from_who_has_something_ready():
-    history = TenantHistory()
-    sampled(history, 1.0, {"ann": busy(1.0, ready=False), "bob": busy(2.0), "eve": busy(3.0)})
-    assert (history.totals.least_s, history.totals.least_ready_s) == (1.0, 2.0)
-    sampled(history, 2.0, {"ann": AWAY})
-    assert math.isnan(history.totals.least_s)
-    assert math.isnan(history.totals.least_ready_s)
-
-
 def test_device_seconds_of_the_window_and_of_newcomers():
     history = TenantHistory()
     for second in range(100):
@@ -138,4 +129,17 @@ def test_who_came_and_went_between_two_samples_is_kept_with_what_it_used():
     assert history.tenants == ["ann", "bob"]
     assert dict(zip(*history.used(60.0), strict=True)) == {"ann": 0.0, "bob": 4.0}
     assert history.totals.active == 1
-    assert history.totals.least_s == 1.0
+
+
+def test_nobody_is_below_the_least_of_the_same_sample_also_who_has_just_left():
+    history = TenantHistory()
+    long, new = busy(100.0, service_s=100.0), TenantGlance(57.0, 7.0, 0, 0, False, False)
+    for now, worked in ((0.0, {}), (1.0, {"new": 7.0}), (2.0, {})):
+        history.sample(now, ["long", "new"], [long, new], worked)
+    assert history.least().tolist() == [100.0, 57.0, 100.0]
+    history.sample(3.0, ["long", "new"], [AWAY, new], {"new": 1.0})
+    assert history.least()[-1] == 57.0
+    sampled(history, 4.0, {"long": AWAY, "new": AWAY})
+    assert math.isnan(history.least()[-1])
+    vtimes = history.vtimes(["long", "new"])
+    assert not (vtimes < history.least()[:, None]).any()

@@ -106,6 +106,18 @@ def test_a_run_that_is_lost_counts_no_device_seconds():
     assert (run.outcome, run.compute_s) == ("lost", 0.0)
 
 
+def test_a_request_that_is_cancelled_has_ended_then_whether_it_ran_or_not():
+    policy, journal, watch = watched()
+    told(policy, journal, ev.Completed(3.0, "k0", ev.Measured(0.5, 0.25, 0.0)))
+    assert watch.requests.latest(1)[0].outcome is None
+    told(policy, journal, ev.RequestSubmitted(3.5, "r2", "bob", TWO))
+    for request in ("r1", "r2"):
+        told(policy, journal, ev.RequestClosed(4.0, request))
+    ends = [(h.request, h.outcome, h.over, len(h.runs)) for h in watch.requests.latest(9)]
+    assert ends == [("r2", "cancelled", 4.0, 0), ("r1", "cancelled", 4.0, 1)]
+    watch._check()
+
+
 def test_a_closed_watch_refers_to_no_policy_and_records_nothing():
     policy, journal, watch = watched()
     gone = weakref.ref(policy)

@@ -151,6 +151,52 @@ def test_the_page_that_leads_to_the_others(chromium, crowd):
     assert complaints(chromium) == []
 
 
+def alike():
+    """Names of models, by key, that begin alike, or end alike, or are equal."""
+    base = "/tmp/models-of-everybody-here/z-image"
+    names = [f"ZImageTransformer('{base}', style-{n:02d}.safetensors)" for n in range(24)]
+    names += [f"ZImageTransformer('/tmp/models-of-{n}/z-image')" for n in ("ann", "bob")]
+    names += ["ZImageTransformer('/tmp/models-of-ann/z-image')"]  # in another dtype
+    return {f"key-{n}": name for n, name in enumerate(names)}
+
+
+def test_models_with_names_alike_are_drawn_apart(chromium):
+    with showing(4, 6, seconds=5) as shown:
+
+        def answer():
+            facts = shown.board.watch.facts
+            for executor, answer in list(facts.answers.items()):
+                like = answer["models"][0]
+                rows = [{**like, "model": n, "model_key": k} for k, n in alike().items()]
+                facts.answer(shown.board.clock(), executor, {**answer, "models": rows})
+
+        shown.on_loop(answer)
+        plotted = look(
+            chromium, f"{shown.address}/st2i-executors", drawn={"memory", "models", "DataTable"}
+        )
+        assert plotted["models"]["counts"][0] == 10 * 2
+        assert len(table(chromium)) == 4
+        plotted = look(chromium, f"{shown.address}/st2i-models", drawn=DRAWN["/st2i-models"])
+        for plot in ("hits", "waits"):
+            places = chromium.execute_script(_PLACES, plot)
+            assert len(places) == len(set(places)) == 12
+        found = set()
+        for rows in (12, 12, len(alike()) - 24):
+            until(lambda rows=rows, found=found: len(_names(table(chromium)) - found) == rows)
+            found |= _names(table(chromium))
+            press(chromium, "next")
+        assert complaints(chromium) == []
+        leave(chromium)
+
+
+#: Labels of the bars' places of a plot.
+_PLACES = """
+for (const model of Bokeh.documents[0]._all_models.values()) {
+  if (model.type === "Figure" && model.name === arguments[0]) return model.y_range.factors;
+}
+"""
+
+
 def test_a_live_cluster_is_drawn_and_goes_on(chromium):
     """Three tenants, small enough that nothing is left out."""
     with serving(2) as client:

@@ -16,13 +16,16 @@ from bokeh.document import Document
 from bokeh.models import ColumnDataSource, DataTable
 from distributed import Scheduler
 
+from scheduler_plugin import events as ev
 from scheduler_plugin import glance
 from scheduler_plugin.dashboard import open_board
 from scheduler_plugin.dashboard.board import PAGES, PAGES_SHARE, SENDING
 from scheduler_plugin.dashboard.executors import ExecutorsPage
 from scheduler_plugin.dashboard.models import ModelsPage
 from scheduler_plugin.dashboard.requests import RequestsPage
-from scheduler_plugin.dashboard.tenants import TenantsPage
+from scheduler_plugin.dashboard.tenants import TenantsPage, _Standing
+from scheduler_plugin.journal import Journal
+from scheduler_plugin.outline import chain
 from scheduler_plugin.policy import FairPolicy
 
 from .crowded import SILENT, showing
@@ -207,6 +210,144 @@ def test_a_request_that_has_only_begun_is_there(crowd):
     states, now = crowd.on_loop(find)
     assert states == ["runs"]
     assert len(now) == 1
+
+
+class Serving:
+    """A policy that serves one executor and tells the board of it; the test's clock."""
+
+    def __init__(self, shown):
+        self.board, self.journal = shown.board, Journal()
+        self.policy = shown.board.watch.policy
+        self.journal.watch(shown.board.watch)
+        self.tell(ev.ExecutorJoined(self.at(0.0), "tcp://0", 1 << 30))
+
+    def at(self, later):
+        """The time, so many seconds later."""
+        self.board.clock.now += later
+        return self.board.clock.now
+
+    def tell(self, event):
+        self.policy.handle(event)
+        self.journal.happened(event)
+
+    def submit(self, request, model="Step"):
+        outline = chain("pair", [(model, "m", "b"), ("Last", "m", "b")])
+        self.tell(ev.RequestSubmitted(self.at(0.0), request, "ann", outline))
+
+    def run(self, request, position, took_s):
+        key = f"{request}-{position}"
+        self.tell(ev.InvocationReady(self.at(0.0), key, request, position, 1 << 20))
+        self.journal.dispatched(self.policy.next_decision(self.at(0.0)), self.at(0.0))
+        self.tell(ev.Completed(self.at(took_s), key, ev.Measured(0.0, took_s, 0.0)))
+
+
+def test_a_cancelled_request_has_an_end_and_idle_minutes_are_no_part_of_the_axis():
+    with showing(0, 0) as shown:
+
+        def live():
+            serving = Serving(shown)
+            began = serving.at(0.0)
+            for request in ("ran", "never-ran"):
+                serving.submit(request)
+            serving.run("ran", 0, 2.0)
+            for request in ("ran", "never-ran"):
+                serving.tell(ev.RequestClosed(serving.at(1.0), request))
+            serving.at(300.0)
+            serving.submit("done")
+            serving.run("done", 0, 2.0)
+            serving.run("done", 1, 1.0)
+            shown.board.sample()
+            return serving, began
+
+        serving, began = shown.on_loop(live)
+        page = opened(shown, RequestsPage)
+        serving.at(200.0)
+        before = dict(cells(page))
+        shown.on_loop(page.refresh)
+        table = cells(page)
+        assert table == before
+        assert table["request"] == ["done", "never-ran", "ran"]
+        assert table["state"] == ["done", "cancelled", "cancelled"]
+        assert table["took"] == ["3.0 s", "4.0 s", "3.0 s"]
+        assert table["done"] == ["2 of 2", "0 of 2", "1 of 2"]
+        x = page.root.select_one({"name": "timeline"}).x_range
+        first = shown.board.wall_ms(began + 304.0)
+        assert x.start == pytest.approx(first, abs=2000)
+        assert x.end == pytest.approx(first + 3000.0, abs=2000)
+        assert (x.reset_start, x.reset_end) == (x.start, x.end)
+
+        def zoom():
+            x.start = 5.0  # as the viewer's browser says
+            page.refresh()
+            zoomed = x.start
+            page._still.active = True
+            page._still.active = False
+            return zoomed, x.start
+
+        zoomed, released = shown.on_loop(zoom)
+        assert zoomed == 5.0
+        assert released == pytest.approx(x.reset_start)
+
+
+def test_modelfns_and_requests_with_alike_names_have_lines_of_their_own():
+    with showing(0, 0) as shown:
+
+        def live():
+            serving = Serving(shown)
+            for request in ("request-1", "request-2"):
+                serving.submit(request, model="AModelFnWithAVeryLongNameOne")
+                serving.run(request, 0, 1.0)
+            shown.board.sample()
+
+        shown.on_loop(live)
+        page = opened(shown, RequestsPage)
+        factors = page.root.select_one({"name": "timeline"}).y_range.factors
+        assert len(set(factors)) == len(factors) == 2
+        assert set(data(page, "timeline")[3]["line"]) == set(factors)
+
+
+def test_nobody_is_behind_the_least_served():
+    """One with a long history goes on, one that came back with less leaves between two samples."""
+    with showing(0, 0) as shown:
+
+        def live():
+            shown.board.sampler.stop()
+            watch, policy = shown.board.watch, shown.board.watch.policy
+            policy.ledger.activate("long")
+            policy.ledger.settle(policy.ledger.charge("long", 100.0), 100.0)
+            policy.ledger.deactivate("long")
+            policy.ledger.activate("new")
+            policy.ledger.deactivate("new")
+            for vtimes in ((100.0, 57.0), (100.5, 58.0)):
+                now = shown.board.clock.now = shown.board.clock.now + 1.0
+                glances = [
+                    glance.TenantGlance(vtimes[0], 9.0, 1, 1, True, True),
+                    glance.TenantGlance(vtimes[1], 9.0, 0, 0, False, False),
+                ]
+                watch.tenants.sample(now, ["long", "new"], glances, {"new": 1.0})
+
+        shown.on_loop(live)
+        page = opened(shown, TenantsPage)
+        _, _, lines = data(page, "vtime")
+        assert np.nanmin(lines["ys"]) == 0.0
+        assert np.nanmax(lines["ys"]) == 43.0
+
+
+def test_tenants_with_alike_names_have_bars_of_their_own(crowd):
+    page = opened(crowd, TenantsPage)
+    long = [f"a-tenant-with-a-long-name-{n}-of-the-same-end" for n in range(4)]
+
+    def draw():
+        standing = _Standing(crowd.board.watch.tenants, crowd.board.watch.policy)
+        standing.names[:4] = long
+        standing.used_share[:4] = 0.2
+        page._draw_shares(standing, long)
+        return list(data(page, "shares")[0]["tenant"])
+
+    names = crowd.on_loop(draw)
+    factors = page.root.select_one({"name": "shares"}).y_range.factors
+    assert len(set(names)) == 8
+    assert factors == names[::-1]
 
 
 def test_nothing_found_is_no_error(crowd):

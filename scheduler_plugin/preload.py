@@ -7,14 +7,21 @@ Options, after the preload, say what the configuration `st2i.scheduler` says oth
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import click
 import dask.config
 
-from st2i_dask.errors import St2iError
+from st2i_dask import logs
+from st2i_dask.errors import AttachError, St2iError
 
 from .plugin import SCHEDULER_PLUGIN, ServingSchedulerPlugin, configured_settings
+
+# Dask imports this module before it logs more than its name. What is wrong in the configuration is said
+# when the plugin starts.
+with suppress(AttachError):
+    logs.set_up()
 
 
 class _Checked(click.Command):

@@ -23,7 +23,7 @@ from typing import Any
 
 from .config import log_options
 
-#: The loggers above all of this package's, and those of Dask that print by themselves.
+#: The loggers above all of this package's, and those above all of Dask's.
 OURS = ("st2i_dask", "scheduler_plugin", "worker_plugin", "st2i")
 DASKS = ("distributed", "bokeh", "tornado")
 
@@ -79,7 +79,10 @@ def set_up() -> None:
             handler.setFormatter(JsonLines())
             logger.addHandler(handler)
             logger.propagate = False
-    for name in DASKS:
+    known = [*DASKS, *logging.root.manager.loggerDict]
+    for name in known:
+        if name.partition(".")[0] not in DASKS:
+            continue
         for printing in logging.getLogger(name).handlers:
             # Dask's dashboard shows the others: they keep records.
             if isinstance(printing, logging.StreamHandler):

@@ -12,12 +12,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import pickle
+from contextlib import suppress
 from importlib.metadata import version
 from typing import Any
 
 import click
 import dask.config
 
+from st2i_dask import logs
 from st2i_dask._core import GRANULE
 from st2i_dask.config import ALLOCATORS, WEIGHTS, worker_options
 from st2i_dask.errors import AttachError, St2iError
@@ -31,6 +33,11 @@ logger = logging.getLogger("distributed.worker.st2i")
 
 #: How often and how long apart the scheduler is asked whether it serves: it may be starting.
 _ASKED, _APART_S = 2, 1.0
+
+# Dask imports this module before it logs more than its name. What is wrong in the configuration is said
+# when the plugin starts.
+with suppress(AttachError):
+    logs.set_up()
 
 
 class _Checked(click.Command):

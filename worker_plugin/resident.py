@@ -218,5 +218,5 @@ class ResidentLayers:
 
 def _log(what: str, weights: ModelWeights, layer: int) -> None:
     if logger.isEnabledFor(logging.DEBUG):
-        fields = {"weights": weights.id, "layer": layer, "nbytes": weights.sizes[layer]}
-        logger.debug("layer %d of %s %s", layer, weights.id, what, extra=fields)
+        fields = {"weights": weights.name, "layer": layer, "nbytes": weights.sizes[layer]}
+        logger.debug("layer %d of %s %s", layer, weights.name, what, extra=fields)

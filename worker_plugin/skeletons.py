@@ -61,6 +61,14 @@ class ModelWeights:
     def nbytes(self) -> int:
         return sum(self.sizes)
 
+    @property
+    def name(self) -> str:
+        """For people: its file, the first of several, or without any what it is known by."""
+        paths = sorted(file.path for file in self.files)
+        if not paths:
+            return self.id.replace("\0", " ").strip()
+        return paths[0] if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
+
 
 @dataclass(eq=False)
 class Part:

@@ -50,7 +50,8 @@ def lines(level=logging.DEBUG, names=logs.OURS):
 @pytest.fixture
 def as_before():
     """Loggers as they were."""
-    known = [logging.getLogger(name) for name in (*logs.OURS, *logs.DASKS)]
+    names = [*logs.OURS, *logs.DASKS, *logging.root.manager.loggerDict]
+    known = [logging.getLogger(name) for name in dict.fromkeys(names)]
     state = [(log.level, log.propagate, [(h, h.formatter) for h in log.handlers]) for log in known]
     yield
     for logger, (level, propagate, handlers) in zip(known, state, strict=True):
@@ -98,7 +99,9 @@ def test_fields_hold_for_what_a_thread_logs_meanwhile():
 
 
 def test_configuration_switches_lines_on_once(as_before, capsys):
-    logging.getLogger("distributed").addHandler(logging.StreamHandler(sys.stderr))
+    for name in ("distributed", "distributed.client"):  # Dask's own configuration has both
+        logging.getLogger(name).addHandler(logging.StreamHandler(sys.stderr))
+        logging.getLogger(name).propagate = False
     plain = [list(logging.getLogger(name).handlers) for name in logs.OURS]
     logs.set_up()
     assert [logging.getLogger(name).handlers for name in logs.OURS] == plain, "off by default"
@@ -107,10 +110,11 @@ def test_configuration_switches_lines_on_once(as_before, capsys):
         logs.set_up()
     logging.getLogger("scheduler_plugin.request_log").debug("hello", extra={"tenant": "ann"})
     logging.getLogger("distributed").warning("of Dask")
+    logging.getLogger("distributed.client").warning("of its client")
     printed = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
-    assert [line["message"] for line in printed if line["logger"] != "distributed"] == ["hello"]
+    assert [line["message"] for line in printed if line["logger"][:5] != "distr"] == ["hello"]
     assert printed[0]["tenant"] == "ann"
-    assert "of Dask" in [line["message"] for line in printed]
+    assert {"of Dask", "of its client"} <= {line["message"] for line in printed}
 
 
 @pytest.mark.parametrize(
@@ -216,6 +220,8 @@ def test_layers_that_come_and_go_name_what_ran_then(tmp_path, monkeypatch):
     for line in loaded + evicted:
         assert line["nbytes"] == stacks.BLOCK
         assert 0 <= line["layer"] < 8
+        assert line["weights"] in {str(file) for file in files}
+        assert line["message"].startswith(f"layer {line['layer']} of {line['weights']} ")
     # Decided as the second run began: by its thread.
     (run,) = {line["key"] for line in evicted if "key" in line}
     assert run.startswith("Stack_b")

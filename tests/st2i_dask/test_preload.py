@@ -100,6 +100,22 @@ def running(folder, scheduler, *workers):
                     process.wait()
 
 
+def test_a_node_with_the_preload_prints_json_lines_from_its_start(tmp_path):
+    file, environment = tmp_path / "scheduler.json", {"DASK_ST2I__LOGS__JSON": "true"}
+    own = ["--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--scheduler-file", str(file)]
+    with open(tmp_path / "log", "w") as log:
+        process = start("scheduler", *own, "--preload", SCHEDULER, log=log, environment=environment)
+        try:
+            deadline = time.monotonic() + SECONDS
+            while not file.exists() and process.poll() is None and time.monotonic() < deadline:
+                time.sleep(0.1)
+        finally:
+            process.terminate()
+            process.wait(SECONDS)
+    said = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    assert any(line["message"].lstrip().startswith("Scheduler at:") for line in said)
+
+
 def options(client):
     """By worker name, what its plugin uses."""
 

@@ -228,6 +228,23 @@ def test_a_live_cluster_is_drawn_and_goes_on(chromium):
         del futures
 
 
+def test_cancelled_requests_are_not_said_to_wait(chromium):
+    with serving(1) as client:
+        address = client.dashboard_link.rpartition("/")[0]
+        futures = [chain.submit(client, value=float(i), steps=3, seconds=0.3) for i in range(5)]
+        futures[0].result(timeout=60)
+        client.cancel(futures[1:])
+        visit(chromium, f"{address}/st2i-requests")
+        until(
+            lambda: sorted(row[3] for row in table(chromium)) == ["cancelled"] * 4 + ["done"],
+            lambda: str(table(chromium)),
+        )
+        assert complaints(chromium) == []
+        leave(chromium)
+        client.run_on_scheduler(hang_up)
+        del futures
+
+
 def test_a_page_that_is_open_says_when_the_plugin_has_gone(chromium):
     with serving(1, at_rest=False) as client:
         address = client.dashboard_link.rpartition("/")[0]

@@ -13,12 +13,15 @@ from typing import Any
 
 from ..errors import LoadError
 from ..workflow import Workflow, workflow
+from .component_check import check_components
 from .families import TEXT, Builder, find
+from .files_state import FilesState, files_state
 from .folder import PACKAGED, DiffusersFolder, check_one_dtype, read_folder
 from .form import check_defaults
 from .narrowed import with_defaults
 
-_loaded: dict[tuple[Any, ...], Workflow] = {}
+#: With the states of the folders that they were made of.
+_loaded: dict[tuple[Any, ...], tuple[Workflow, list[FilesState]]] = {}
 
 
 def load(
@@ -46,8 +49,9 @@ def load(
         "EulerDiscreteScheduler"} takes another class, with what the two have in common.
     defaults: other default values of the workflow's parameters (num_steps=8, height=512, ...).
 
-    Loading twice with the same arguments gives the same workflow. Only configuration files and
-    tokenizers are read here; weights are loaded on workers. LoadError when the folder is missing,
+    Loading twice with the same arguments gives the same workflow, as long as the files of local folders
+    are the same. Only configuration files, tokenizers and the headers of weights are read here; weights
+    are loaded on workers. LoadError when the folder is missing,
     incomplete or of a family that is not supported.
     """
     source = str(source)
@@ -62,10 +66,13 @@ def load(
         )
     controlnets = tuple(map(str, controlnet or ()))
     key = (source, task, name, dtype, controlnets, repr(scheduler), repr(sorted(defaults.items())))
-    if key not in _loaded:
+    states = [files_state(Path(each)) for each in (source, *controlnets)]
+    known, read = _loaded.get(key, (None, None))
+    if known is None or read != states:
         folder = read_folder(source)
         controlled = bool(controlnets) or bool((folder.index.get("controlnet") or [None])[0])
         builder = find(source, folder.pipeline_class, task, controlled)
+        check_components(folder)
         if scheduler:
             folder = folder.with_scheduler(scheduler)
         if source in PACKAGED:
@@ -76,8 +83,9 @@ def load(
         name = name or _name(folder, task, dtype, controlnets)
         if dtype is None:
             check_one_dtype(folder, controlnets)
-        _loaded[key] = _build(builder, folder, name, dtype, defaults)
-    return _loaded[key]
+        known = _build(builder, folder, name, dtype, defaults)
+        _loaded[key] = known, states
+    return known
 
 
 def _build(

@@ -110,6 +110,18 @@ def find_file_fault(file: Path) -> Fault | None:
     return None
 
 
+def stored_elements(folder: Path) -> int | None:
+    """How many numbers a component's safetensors files hold. None: there are none, they are damaged, or
+    quantized, which packs several into one."""
+    try:
+        files = sorted(folder.glob("*.safetensors"))
+        if not files or _is_quantized(folder / "config.json"):
+            return None
+        return sum(_header(file).elements for file in files)
+    except (_Faulty, OSError):
+        return None
+
+
 class _Faulty(Exception):
     def __init__(self, fault: Fault):
         super().__init__(str(fault))
@@ -119,6 +131,8 @@ class _Faulty(Exception):
 @dataclass(frozen=True, slots=True)
 class _Header:
     names: frozenset[str]
+    #: Of all tensors.
+    elements: int
     #: Name and dtype of a parameter that holds integers.
     integer: tuple[str, str] | None
 
@@ -143,7 +157,7 @@ def _read_header(file: Path, size: int, mtime_ns: int) -> _Header:
     header = _json_object(file, text, "a header")
     header.pop("__metadata__", None)
     spans, names = [], frozenset(header)
-    integer = None
+    integer, elements = None, 0
     for name, entry in header.items():
         dtype, shape, start, end = _entry(file, name, entry)
         expected = prod(shape) * BITS.get(dtype, 0) / 8
@@ -156,6 +170,7 @@ def _read_header(file: Path, size: int, mtime_ns: int) -> _Header:
                 )
             )
         spans.append((start, end, name))
+        elements += prod(shape)
         if dtype in INTEGER and integer is None and _is_parameter(name, shape):
             integer = (name, dtype)
     position = 0
@@ -170,7 +185,7 @@ def _read_header(file: Path, size: int, mtime_ns: int) -> _Header:
         raise _Faulty(Fault(file, f"ends after {size} of {whole} bytes"))
     if size > whole:
         raise _Faulty(Fault(file, f"has {size - whole} bytes after its end at {whole}"))
-    return _Header(names, integer)
+    return _Header(names, elements, integer)
 
 
 def _entry(file: Path, name: str, entry: Any) -> tuple[str, list[int], int, int]:

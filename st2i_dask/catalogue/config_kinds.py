@@ -1,12 +1,16 @@
 """What kinds of values configurations must have, where workflows compute with them.
 
-A damaged or mistyped value is named with its file, before anything is made of it. Values that only the
-libraries read are left to these.
+A damaged or mistyped value is named with its file, before anything is made of it. Of values that only the
+libraries read, the kinds are those of their classes' own parameters.
 """
 
 from __future__ import annotations
 
+import inspect
+import math
 import re
+import types
+import typing
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,6 +38,9 @@ _COUNTS = Kind(lambda value: _is_list_of(_is_count, value), "a list of whole num
 _PLACES = Kind(
     lambda value: _is_list_of(lambda each: type(each) is int and each >= 0, value),
     "a list of whole numbers",
+)
+_FINITE = Kind(
+    lambda value: type(value) in (int, float) and math.isfinite(value), "a finite number"
 )
 _FLAG = Kind(lambda value: type(value) is bool, "true or false")
 _FLAGS = Kind(lambda value: _is_list_of(_FLAG.holds, value), "a list of true and false")
@@ -94,6 +101,7 @@ _KINDS: dict[str, Mapping[str, Kind]] = {
         "force_upcast": _FLAG,
         "temperal_downsample": _FLAGS,
     },
+    "shifted vae": {"shift_factor": _FINITE},
     "text_encoder": {
         "hidden_size": _COUNT,
         "num_hidden_layers": _COUNT,
@@ -139,3 +147,69 @@ def check_kinds(part: str, values: Mapping[str, Any], path: Path, source: str) -
             raise LoadError(
                 f"{source!r}: {path} has {key}={values[key]!r}, wanted {kind.said}; copy the file again"
             )
+
+
+def check_signature(cls: Any, values: Mapping[str, Any], path: Path, source: str) -> None:
+    """LoadError for a value of another kind than the class's parameter of that name is annotated with or,
+    without an annotation, has by default. What the table above knows, it alone judges."""
+    known = {key for part, kinds in _KINDS.items() if part != "shifted vae" for key in kinds}
+    try:
+        annotations = typing.get_type_hints(cls.__init__)
+    except Exception:  # names that only exist for type checkers
+        annotations = {}
+    for key, parameter in inspect.signature(cls.__init__).parameters.items():
+        if key not in values or key in known:
+            continue
+        value, default = values[key], parameter.default
+        wanted = annotations.get(key, _kind_of(default))
+        if value is None and not isinstance(default, float):
+            continue  # what cannot be without it says so when it is built
+        if not _is_a(wanted, value):
+            raise LoadError(
+                f"{source!r}: {path} has {key}={value!r}, wanted {_said(wanted)}; copy the file again"
+            )
+
+
+def _kind_of(default: Any) -> Any:
+    if isinstance(default, (list, tuple)) and default:
+        return list[type(default[0])]  # type: ignore[misc]
+    return type(default) if isinstance(default, (bool, int, float, str)) else Any
+
+
+def _is_a(wanted: Any, value: Any) -> bool:
+    origin, inner = typing.get_origin(wanted), typing.get_args(wanted)
+    if origin in (typing.Union, types.UnionType):
+        # False stood for None in configurations of early versions.
+        return (value is False and type(None) in inner) or any(_is_a(each, value) for each in inner)
+    if wanted in (list, tuple) or origin in (list, tuple):
+        kinds = [each for each in inner if each is not ...]
+        return isinstance(value, (list, tuple)) and (
+            not kinds or all(any(_is_a(kind, each) for kind in kinds) for each in value)
+        )
+    if wanted in (int, float):
+        return _FINITE.holds(value)
+    if wanted in (bool, str):
+        return type(value) is wanted
+    if wanted is type(None):
+        return value is None
+    return True
+
+
+_SAID = {
+    int: "a number",
+    float: "a number",
+    bool: "true or false",
+    str: "a string",
+    list: "a list",
+    tuple: "a list",
+    type(None): "null",
+}
+
+
+def _said(wanted: Any) -> str:
+    origin = typing.get_origin(wanted)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(dict.fromkeys(map(_said, typing.get_args(wanted))))
+    inner = typing.get_args(wanted)
+    of = f": each {_said(inner[0])}" if origin in (list, tuple) and inner else ""
+    return _SAID.get(origin or wanted, str(wanted)) + of

@@ -6,7 +6,7 @@ import inspect
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,9 @@ from .. import shapes
 from ..errors import LoadError
 from . import hub
 from .checkpoint import check_checkpoint
+from .component_check import check_component, check_components
 from .config_kinds import check_kinds
+from .files_state import FilesState, files_state
 from .scheduler_check import find_class
 
 #: Packaged models by name, with the defaults they were trained for.
@@ -59,11 +61,13 @@ class _Config(dict[str, Any]):
 
 @dataclass(frozen=True)
 class DiffusersFolder:
-    """A pipeline's configuration. `source` is what workers get; `path` is where it is here."""
+    """A pipeline's configuration. `source` is what workers get; `path` is where it is here; `state` that of
+    its files when it was read."""
 
     source: str
     path: Path
     index: Mapping[str, Any]
+    state: FilesState = ()
 
     @property
     def pipeline_class(self) -> str:
@@ -101,9 +105,7 @@ class DiffusersFolder:
         unknown = set(map(str, changes)) - set(taken) - {"_class_name"}
         if unknown:
             raise LoadError(f"{class_name} takes no {', '.join(sorted(unknown))}")
-        made = DiffusersFolder(
-            self.source, self.path, {**self.index, "scheduler": ["diffusers", class_name]}
-        )
+        made = replace(self, index={**self.index, "scheduler": ["diffusers", class_name]})
         config = {**self.scheduler_config, **changes, "_class_name": class_name}
         made.__dict__["scheduler_config"] = config
         return made
@@ -159,12 +161,13 @@ def load_component(source: str, class_name: str, dtype: str | None) -> Any:
     diffusers.utils.logging.disable_progress_bar()
     folder = read_component(source, weights=True)
     check_checkpoint(folder.path, source, class_name)
+    check_component(getattr(diffusers, class_name), folder.config, folder.path, source)
     dtype = dtype or _stored_in(folder.path)
     try:
         return getattr(diffusers, class_name).from_pretrained(
             str(folder.path), torch_dtype=getattr(torch, dtype)
         )
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except (OSError, ValueError, TypeError, KeyError, RuntimeError) as error:
         raise LoadError(
             f"{source!r}: {class_name} cannot be loaded: {error}; "
             "check that the folder is whole and visible on every worker"
@@ -184,6 +187,7 @@ def read_folder(source: str, parts: set[str] | None = None) -> DiffusersFolder:
     elif source not in PACKAGED:
         # Workers have other working directories.
         source = str(path.absolute())
+    state = files_state(path)
     index = _read_json(path / "model_index.json", source)
     check_kinds("model_index.json", index, path / "model_index.json", source)
     for part, value in index.items():
@@ -201,7 +205,7 @@ def read_folder(source: str, parts: set[str] | None = None) -> DiffusersFolder:
             )
         if present and part.startswith("tokenizer"):
             _check_tokenizer(path / part, source, str(value[1]))
-    return DiffusersFolder(source, path, index)
+    return DiffusersFolder(source, path, index, state)
 
 
 def _check_tokenizer(folder: Path, source: str, class_name: str) -> None:
@@ -249,6 +253,7 @@ def load_parts(source: str, parts: set[str], dtype: str | None) -> Any:
     for part in sorted(parts):
         if _is_model(folder, part):
             check_checkpoint(folder.path / part, source)
+    check_components(folder, parts)
     if dtype is None:
         dtype = stored_dtype(folder)
     class_name = folder.pipeline_class
@@ -259,7 +264,7 @@ def load_parts(source: str, parts: set[str], dtype: str | None) -> Any:
         pipeline = getattr(diffusers, class_name).from_pretrained(
             str(folder.path), dtype=getattr(torch, dtype), **absent
         )
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except (OSError, ValueError, TypeError, KeyError, RuntimeError) as error:
         raise LoadError(
             f"{source!r}: {', '.join(sorted(parts))} cannot be loaded: {error}; "
             "check that the folder is whole and visible on every worker"

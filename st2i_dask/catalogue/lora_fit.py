@@ -6,7 +6,6 @@ must then name a matrix of a module that the base model has, and fit it.
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import re
 import threading
@@ -17,7 +16,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from ..errors import LoadError
-from .checkpoint import find_file_fault
+from .checkpoint import INTEGER, find_file_fault
+from .component_check import component_class, without_memory
+from .files_state import FilesState
 from .folder import DiffusersFolder
 
 _MATRIX = re.compile(r"(?P<module>.+)\.lora_(?P<which>[AB])\.(?P<what>weight|bias)")
@@ -27,8 +28,8 @@ _OTHER_KINDS = {"dora_scale": "DoRA", "magnitude_vector": "DoRA", "lokr_": "LoKr
 _NAMES = 3  # of keys that a message names
 
 _lock = threading.Lock()
-_fitting: dict[tuple[str, str], tuple[str, ...]] = {}
-_shapes: dict[tuple[str, str], dict[str, tuple[int, ...]]] = {}
+_fitting: dict[tuple[str, str, FilesState], tuple[str, ...]] = {}
+_shapes: dict[tuple[str, FilesState, str], dict[str, tuple[int, ...]]] = {}
 _LIMIT = 1024
 
 
@@ -38,7 +39,7 @@ def touched(folder: DiffusersFolder, path: Path, identity: str) -> tuple[str, ..
     identity: of the file's content. Costs milliseconds for a small model and up to a second for a
     large one; nothing for an adapter that was looked at before.
     """
-    key = identity, folder.source
+    key = identity, folder.source, folder.state
     with _lock:
         known = _fitting.get(key)
     if known is not None:
@@ -135,9 +136,15 @@ def _without_memory(path: Path) -> dict[str, Any]:
     found = {}
     with safe_open(str(path), "pt") as file:
         for key in file.keys():  # noqa: SIM118
-            shape = file.get_slice(key).get_shape()
+            entry = file.get_slice(key)
+            shape, dtype = entry.get_shape(), str(entry.get_dtype())
             if prod(shape) <= 1:
                 found[key] = file.get_tensor(key)
+            elif dtype in INTEGER:
+                raise LoadError(
+                    f"adapter {path} stores {key!r} as {dtype}, but a floating-point dtype is "
+                    "expected; save it as float32, bfloat16 or float16"
+                )
             else:
                 found[key] = torch.empty(shape, device="meta")
     return found
@@ -208,11 +215,13 @@ def _fits(weight: tuple[int, ...], pair: Mapping[str, tuple[int, ...]]) -> bool:
 
 def _module_shapes(folder: DiffusersFolder, part: str) -> dict[str, tuple[int, ...]]:
     """Shapes of the weights of a component's modules by name; () for modules without one."""
-    key = folder.source, part
+    key = folder.source, folder.state, part
     with _lock:
         known = _shapes.get(key)
     if known is None:
-        model = _model_without_memory(folder, part)
+        library, class_name = folder.index[part]
+        cls = component_class(folder.source, part, library, class_name)
+        model = without_memory(cls, folder.config(part))
         known = {
             name: tuple(getattr(getattr(module, "weight", None), "shape", ()))
             for name, module in model.named_modules()
@@ -222,18 +231,6 @@ def _module_shapes(folder: DiffusersFolder, part: str) -> dict[str, tuple[int, .
                 _shapes.clear()
             _shapes[key] = known
     return known
-
-
-def _model_without_memory(folder: DiffusersFolder, part: str) -> Any:
-    import torch
-
-    library, class_name = folder.index[part]
-    config = folder.config(part)
-    cls = getattr(importlib.import_module(library), class_name)
-    with torch.device("meta"):
-        if hasattr(cls, "from_config"):
-            return cls.from_config(config)
-        return cls(cls.config_class.from_dict(config))
 
 
 def _some(names: list[str]) -> str:

@@ -127,6 +127,9 @@ def _load(
         mine = {key: tensor for key, tensor in state.items() if key.startswith(f"{part}.")}
         if not mine:
             continue
+        for key, tensor in mine.items():
+            if not tensor.float().isfinite().all():
+                raise ValueError(f"{key} has numbers that are not finite (NaN or infinite)")
         common: dict[str, Any] = dict(
             network_alphas=alphas,
             adapter_name=name,

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from ..catalogue.checkpoint import check_checkpoint
+from ..catalogue.component_check import LIBRARIES, check_component
 from ..catalogue.folder import read_folder, stored_dtype
 from ..catalogue.part import PipelinePart
 from ..errors import LoadError
@@ -80,6 +81,8 @@ def load_alone(source: str, part: str, dtype: str | None) -> Any:
     cls: Any = simple_get_class_obj(*folder.index[part])
     made_by_diffusers = hasattr(cls, "load_config")
     check_checkpoint(folder.path / part, source)
+    if folder.index[part][0] in LIBRARIES and issubclass(cls, torch.nn.Module):
+        check_component(cls, folder.config(part), folder.path / part, source)
     of_dtype = {
         "torch_dtype" if made_by_diffusers else "dtype": getattr(
             torch, dtype or stored_dtype(folder)
@@ -87,7 +90,7 @@ def load_alone(source: str, part: str, dtype: str | None) -> Any:
     }
     try:
         model = cls.from_pretrained(str(folder.path / part), **of_dtype)
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except (OSError, ValueError, TypeError, KeyError, RuntimeError) as error:
         raise LoadError(
             f"{source!r}: {part} cannot be loaded: {error}; check that the folder is whole and "
             "visible on every worker"

@@ -350,6 +350,40 @@ def test_adapters_that_change_the_model_itself_are_refused(refused, files, tmp_p
     refused(path, r"and None for transformer_blocks.0.attn.to_q")
 
 
+def test_matrices_of_integers_are_refused(refused, files, tmp_path):
+    def whole(tensors):
+        name = "transformer.transformer_blocks.0.attn.to_q.lora_B.weight"
+        tensors[name] = tensors[name].to(torch.int32)
+
+    path = changed(files["peft"], tmp_path / "whole.safetensors", whole)
+    refused(path, r"to_q.lora_B.weight' as I32, but a floating-point dtype is expected")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+def test_numbers_that_are_not_finite_are_refused_when_they_are_loaded(
+    folder, files, tmp_path, value
+):
+    def damage(tensors):
+        tensors["transformer.transformer_blocks.0.attn.to_q.lora_B.weight"][3, 1] = value
+
+    path = changed(files["peft"], tmp_path / "damaged.safetensors", damage)
+    loras = Loras(read_folder(str(folder))).carry("loras", [path])
+    model = FluxTransformer(str(folder), **adapted({"dtype": "float32"}, loras, "transformer"))
+    message = (
+        r"damaged.safetensors' cannot be loaded: .*to_q.lora_B.weight has numbers that are not"
+    )
+    with pytest.raises(st2i.LoadError, match=message):
+        model.load_model(model.model_path)
+
+
+def test_an_adapter_is_compared_with_the_folder_as_it_is_now(refused, files, tmp_path):
+    other = tiny.save_flux(tmp_path / "dev")
+    st2i.load(other).request(prompt="a cat", loras=files["peft"])
+    shutil.rmtree(other)
+    tiny.flux(heads=4).save_pretrained(other)
+    refused(files["peft"], "whose weight is", folder=other)
+
+
 def test_too_many_and_the_same_twice_are_refused(refused, files, tmp_path):
     copy = shutil.copy(files["peft"], tmp_path / "copy.safetensors")
     refused([files["peft"], (copy, 0.5)], "twice .*name it once, with the sum of the scales")

@@ -54,8 +54,9 @@ class PolicyMachine(RuleBasedStateMachine):
 
     def tell(self, event):
         for instruction in self.policy.handle(event):
-            running = self.policy._fleet.running[instruction.executor]
-            assert running.key == instruction.key
+            # A consumer may be cancelled by the same event that tells it not to wait any more.
+            runs = {run.dispatch.executor: run for run in self.policy._fleet.runs()}
+            assert runs[instruction.executor].dispatch.key == instruction.key
 
     def keys(self, *states):
         invocations = self.policy._book.invocations

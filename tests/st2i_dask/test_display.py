@@ -66,13 +66,13 @@ def test_a_workflow_shows_its_parameters_and_defaults(shown, fresh_registry):
             self.add_output("pixels")
 
     @st2i.workflow
-    def sketch(prompt: str, num_steps: int = 4, style: str = "<plain>"):
+    def doodle(prompt: str, num_steps: int = 4, style: str = "<plain>"):
         """Draws & more."""
         return Draw()(prompt)
 
-    assert repr(sketch) == "<workflow sketch(prompt, num_steps=4, style='<plain>')>"
-    html = shown(sketch)["text/html"]
-    assert "sketch: Draws &amp; more." in html
+    assert repr(doodle) == "<workflow doodle(prompt, num_steps=4, style='<plain>')>"
+    html = shown(doodle)["text/html"]
+    assert "doodle: Draws &amp; more." in html
     cells = re.findall(r"<td[^>]*>(.*?)</td>", html)
     assert cells[0] == "prompt"
     assert cells[2:] == [

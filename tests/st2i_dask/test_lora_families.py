@@ -162,13 +162,6 @@ def test_adapters_of_one_family_are_refused_by_the_others(root):
                 workflow.request(prompt="a cat", loras=file)
 
 
-def test_a_z_image_controlnet_takes_no_adapters(root):
-    """It runs modules of the transformer, which the pipeline's adapters would change too."""
-    folder = tiny_z_image.save_z_image_controlnet(root / "controlled")
-    with pytest.raises(st2i.ParameterError, match="no parameter 'loras'"):
-        st2i.load(folder).request(prompt="a cat", control_image=IMAGE, loras="x.safetensors")
-
-
 def test_kohyas_adapters_for_sdxl_equal_the_pipelines(root):
     """Blocks are numbered as in the original UNet there, and each module has an alpha."""
     folder = saved(tiny_sdxl.save_sdxl, root)

@@ -324,6 +324,7 @@ def test_the_transformer_runs_while_the_controlnet_does(folders):
             controlnet_block_samples=theirs[0],
             controlnet_single_block_samples=theirs[1],
             controlnet_blocks_repeat=None,
+            residuals_lengths=None,
         )["noise_pred"]
     assert torch.equal(noise, whole)
     assert same(TaskOutputs(outputs[0]).values[0], theirs[0])

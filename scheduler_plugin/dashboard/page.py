@@ -6,6 +6,7 @@ import html
 import os
 import time
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +32,7 @@ _OVER = (
 )
 
 
-class Page:
+class Page(ABC):
     """One open page: one document of one browser tab.
 
     A subclass builds its elements in `build`, once, and brings them up to date in `update`, which is
@@ -59,11 +60,13 @@ class Page:
 
     # To be written by each page
 
+    @abstractmethod
     def build(self) -> list[UIElement]:
-        raise NotImplementedError
+        """What it shows; called once."""
 
+    @abstractmethod
     def update(self) -> None:
-        raise NotImplementedError
+        """Bring it up to date."""
 
     # For them to use
 

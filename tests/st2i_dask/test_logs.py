@@ -102,6 +102,7 @@ def test_configuration_switches_lines_on_once(as_before, capsys):
     for name in ("distributed", "distributed.client"):  # Dask's own configuration has both
         logging.getLogger(name).addHandler(logging.StreamHandler(sys.stderr))
         logging.getLogger(name).propagate = False
+        logging.getLogger(name).setLevel(logging.WARNING)  # a cluster may have silenced them
     plain = [list(logging.getLogger(name).handlers) for name in logs.OURS]
     logs.set_up()
     assert [logging.getLogger(name).handlers for name in logs.OURS] == plain, "off by default"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import io
 import logging
+import re
 import threading
 import time
 
@@ -81,7 +82,7 @@ def test_several_are_counted_in_images_with_the_steps_of_those_that_run(client):
     before = submit(client, "bob", 1, steps=1)
     mine = submit(client, "ann", 3, steps=4, seconds=0.0)
     screen, thread = waiting(mine)
-    until(lambda: "place 1 in the queue, about 1 s to go" in screen.getvalue())
+    until(lambda: re.search(r"place 1 in the queue, about \d+ s to go", screen.getvalue()))
     go.set()
     until(lambda: "1 running: 2/4 steps" in screen.getvalue())
     later.set()

@@ -36,6 +36,12 @@ def timestep(scheduler: Any, step: int, latents: Any) -> Any:
     return scheduler.timesteps[step].expand(latents.shape[0]).to(latents.dtype)
 
 
+@glue
+def nth_timestep(scheduler: Any, step: int) -> Any:
+    """The timestep of a step as the scheduler has it; no dimensions."""
+    return scheduler.timesteps[step]
+
+
 @glue(outputs=2)
 def scheduler_step(scheduler: Any, step: int, noise_pred: Any, latents: Any) -> tuple[Any, Any]:
     """Latents after the step, and the scheduler's state for the next one."""

@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from ...parameters import Static
 from ...rules import Multiple, OneOf, Prompt, Range
-from ..denoising import guided, scheduler_step
+from ..both_prompts import Text, text_of
+from ..denoising import nth_timestep, scheduler_step
 from ..folder import DiffusersFolder, check_dtype
 from ..lora import Loras, adapted
 from ..pictures import finish_pixels
@@ -24,27 +25,12 @@ from .parts import (
     VaeDecoder,
     join_text,
     make_scheduler,
-    nth_timestep,
     scheduled,
-    stack,
 )
 
 # The pipeline's own limit (StableDiffusion3Pipeline.check_inputs).
 MAX_SEQUENCE_LENGTH = 512
 _CLIP_TOKENS = 77
-
-
-@dataclass(frozen=True)
-class Text:
-    """Embeddings and pooled embeddings of each forward of a step: one of both prompts in a batch, or
-    with split guidance the negative prompt's and the prompt's."""
-
-    forwards: tuple[tuple[Any, Any], ...]
-    batch_scale: float | None  # guidance within a forward
-
-    @property
-    def like(self) -> Any:
-        return self.forwards[0][0]
 
 
 class SD3:
@@ -148,14 +134,7 @@ class SD3:
             )
             return joined
 
-        positive = encoded(prompt)
-        if guidance_scale <= 1:  # as `do_classifier_free_guidance` has it
-            return Text((positive,), None)
-        negative = encoded(negative_prompt)
-        if split:
-            return Text((negative, positive), None)
-        both = tuple(stack(n, p) for n, p in zip(negative, positive, strict=True))
-        return Text((both,), guidance_scale)
+        return text_of(encoded(prompt), lambda: encoded(negative_prompt), guidance_scale, split)
 
     def schedule(
         self, like: Any, num_steps: int, height: int, width: int, strength: float | None = None
@@ -177,27 +156,29 @@ class SD3:
         unit = self.factor * self.patch
         return (height // unit) * (width // unit) if self.shifts else None
 
-    def denoise(
+    def picture(
         self,
         latents: Any,
         scheduler: Any,
         steps: range,
         text: Text,
-        guidance_scale: float,
-        loras: Any = (),
+        loras: Any,
+        output_type: str,
         *,
         each_forward: Callable[[int, int, dict[str, Any]], dict[str, Any]] = lambda *_: {},
         after_step: Callable[[Any, Any, int], Any] = lambda latents, *_: latents,
+        shifted: bool = True,
     ) -> Any:
-        """Latents after the last step.
+        """Images of latents that the steps have denoised.
 
         each_forward: what else the transformer gets, from the step, the forward's number and what it
         gets anyway. after_step: the latents to go on with, from those, the scheduler and the step.
+        shifted: see VaeDecoder.
         """
         options = adapted(self.options, loras, "transformer")
         transformer = SD3Transformer(self.folder.source, **options)
         for step in steps:
-            made = []
+            predicted = []
             for number, (embeds, pooled) in enumerate(text.forwards):
                 common = dict(
                     latents=latents,
@@ -206,14 +187,9 @@ class SD3:
                     prompt_embeds=embeds,
                     pooled_prompt_embeds=pooled,
                 )
-                made.append(transformer(**common, **each_forward(step, number, common)))
-            noise_pred = made[0] if len(made) == 1 else guided(made[1], made[0], guidance_scale)
-            latents, scheduler = scheduler_step(scheduler, step, noise_pred, latents)
+                predicted.append(transformer(**common, **each_forward(step, number, common)))
+            latents, scheduler = scheduler_step(scheduler, step, text.guided(predicted), latents)
             latents = after_step(latents, scheduler, step)
-        return latents
-
-    def picture(self, latents: Any, output_type: str, *, shifted: bool = True) -> Any:
-        """Images of latents. shifted: see VaeDecoder."""
         pixels = VaeDecoder(self.folder.source, **self.options)(latents, shifted)
         return finish_pixels(pixels, output_type, self.factor, "the SD3 VAE")
 

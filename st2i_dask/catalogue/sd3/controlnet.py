@@ -17,12 +17,13 @@ from ...errors import LoadError
 from ...parameters import Static
 from ...rules import Range
 from ...workflow import Workflow, workflow
+from ..both_prompts import Text
 from ..denoising import seeded
 from ..folder import DiffusersFolder, read_component
 from ..input_image import InputImage, InputImages
 from ..per_controlnet import Bounds, Scales, is_inside, nth, windows
 from ..spread import draw_images
-from .composing import SD3, Guidance, Images, Length, Output, Text
+from .composing import SD3, Guidance, Images, Length, Output
 from .controlnet_parts import CONTROLNET, SD3ControlNet, half_of, prepare_control
 from .parts import MAX_CONTROLNETS, RESIDUALS, VaeEncoder, draw_latents
 
@@ -200,10 +201,9 @@ def sd3_controlnet_workflow(
                 control_guidance_start,
                 control_guidance_end,
             )
-            latents = sd3.denoise(
-                latents, schedule, steps, text, guidance_scale, loras, each_forward=controlled
+            return sd3.picture(
+                latents, schedule, steps, text, loras, output_type, each_forward=controlled
             )
-            return sd3.picture(latents, output_type)
 
         return draw_images(draw, seed, num_images, spread)
 

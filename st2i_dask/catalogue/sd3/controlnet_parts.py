@@ -10,10 +10,11 @@ from typing import Any
 from ...errors import LoadError
 from ...glue import glue
 from ...model_fn import ModelFn
+from ..both_prompts import doubled
 from ..folder import load_component, load_parts, read_folder, stored_dtype
 from ..input_image import restore
 from ..residuals import publishing, tap
-from .parts import RESIDUALS, doubled
+from .parts import RESIDUALS
 
 CONTROLNET = "SD3ControlNetModel"
 BLOCKS = RESIDUALS[0]

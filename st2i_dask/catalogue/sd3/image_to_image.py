@@ -78,8 +78,7 @@ def sd3_image_workflow(
                 images,
                 text.like,
             )
-            latents = sd3.denoise(latents, schedule, steps, text, guidance_scale, loras)
-            return sd3.picture(latents, output_type)
+            return sd3.picture(latents, schedule, steps, text, loras, output_type)
 
         return draw_images(draw, seed, num_images, spread)
 

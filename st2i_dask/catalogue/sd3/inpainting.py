@@ -6,23 +6,20 @@ other (16 channels), where what is outside the mask is put back after each step.
 
 from typing import Annotated, Any
 
-from ...errors import LoadError
 from ...parameters import Static
 from ...workflow import Workflow, workflow
-from ..denoising import keep_outside, seeded
+from ..denoising import seeded
 from ..folder import DiffusersFolder
 from ..given_picture import outside, prepare_mask, prepare_pixels, to_float
+from ..inpainting_forms import denoise_options, is_made_for_it
 from ..input_image import InputImage, MaskImage
 from ..spread import draw_images
 from .composing import SD3, Guidance, Images, Length, Output, Share
-from .image_parts import (
-    mask_latents,
-    start_inpainting,
-)
+from .image_parts import mask_latents, start_inpainting
 from .parts import VaeEncoder
 
 # The pipeline knows no other numbers of channels: of latents, and of those with mask and image.
-_PLAIN, _MADE_FOR_IT = 16, 33
+_CHANNELS = 16, 33
 
 
 def sd3_inpainting_workflow(
@@ -45,12 +42,14 @@ def sd3_inpainting_workflow(
     """
     sd3 = SD3(folder, dtype, noises=True)
     latent_channels = sd3.vae_config["latent_channels"]
-    made_for_it = sd3.channels == _MADE_FOR_IT
-    if sd3.channels not in (_PLAIN, _MADE_FOR_IT) or latent_channels != _PLAIN:
-        raise LoadError(
-            f"{folder.source!r}: StableDiffusion3InpaintPipeline takes transformers of {_PLAIN} or "
-            f"{_MADE_FOR_IT} channels and VAEs of {_PLAIN}, not {sd3.channels} and {latent_channels}"
-        )
+    made_for_it = is_made_for_it(
+        folder.source,
+        "StableDiffusion3InpaintPipeline",
+        "transformers",
+        _CHANNELS,
+        sd3.channels,
+        latent_channels,
+    )
     side = sd3.side(sizes)
 
     def compose(
@@ -114,26 +113,17 @@ def sd3_inpainting_workflow(
                 mask, masked, images, height, width, sd3.factor, doubled, text.like
             )
 
-            def each_forward(*_: Any) -> dict[str, Any]:
-                return {"inpainting": (small_mask, masked)} if made_for_it else {}
-
-            def after_step(latents: Any, schedule: Any, step: int) -> Any:
-                if made_for_it:
-                    return latents
-                return keep_outside(step, schedule, latents, originals, noise, small_mask)
-
-            latents = sd3.denoise(
+            # This pipeline does not shift back what it decodes.
+            return sd3.picture(
                 latents,
                 schedule,
                 steps,
                 text,
-                guidance_scale,
                 loras,
-                each_forward=each_forward,
-                after_step=after_step,
+                output_type,
+                **denoise_options(made_for_it, small_mask, masked, originals, noise),
+                shifted=False,
             )
-            # This pipeline does not shift back what it decodes.
-            return sd3.picture(latents, output_type, shifted=False)
 
         return draw_images(draw, seed, num_images, spread)
 

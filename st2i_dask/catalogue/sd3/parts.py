@@ -9,7 +9,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from ...glue import glue
-from ..denoising import generator_of, guided, resumed
+from ..both_prompts import doubled, halved
+from ..denoising import generator_of, resumed
 from ..part import PipelinePart
 from ..residuals import summed
 
@@ -116,10 +117,8 @@ class SD3Transformer(PipelinePart):
     def run(self, pipeline: Any, **inputs: Any) -> dict[str, Any]:
         import torch
 
-        latents, scale = (
-            doubled(inputs["latents"], inputs["guidance_scale"]),
-            inputs["guidance_scale"],
-        )
+        scale = inputs["guidance_scale"]
+        latents = doubled(inputs["latents"], scale)
         timestep = inputs["timestep"].expand(latents.shape[0])
         if inputs["inpainting"] is not None:
             latents = torch.cat([latents, *inputs["inpainting"]], dim=1)
@@ -132,10 +131,7 @@ class SD3Transformer(PipelinePart):
             block_controlnet_hidden_states=summed(residuals, inputs["residuals_length"]),
             return_dict=False,
         )[0]
-        if scale is not None:
-            unwanted, wanted = noise_pred.chunk(2)
-            noise_pred = guided(wanted, unwanted, scale)
-        return {"noise_pred": noise_pred}
+        return {"noise_pred": halved(noise_pred, scale)}
 
 
 class VaeEncoder(PipelinePart):
@@ -185,13 +181,6 @@ class VaeDecoder(PipelinePart):
         return {"pixels": vae.decode(latents, return_dict=False)[0]}
 
 
-def doubled(latents: Any, guidance_scale: float | None) -> Any:
-    """What goes through a model in one batch: with guidance once for each of both prompts."""
-    import torch
-
-    return latents if guidance_scale is None else torch.cat([latents] * 2)
-
-
 @glue(outputs=2)
 def join_text(
     clip_l: tuple[Any, Any],
@@ -227,20 +216,6 @@ def join_text(
         helper, [""], None, None, device=t5.device, do_classifier_free_guidance=False
     )
     return embeds, pooled
-
-
-@glue
-def stack(negative: Any, positive: Any) -> Any:
-    """The negative prompt's embeddings and then the prompt's, in one batch."""
-    import torch
-
-    return torch.cat([negative, positive], dim=0)
-
-
-@glue
-def nth_timestep(scheduler: Any, step: int) -> Any:
-    """The timestep of a step as the scheduler has it; no dimensions."""
-    return scheduler.timesteps[step]
 
 
 @glue

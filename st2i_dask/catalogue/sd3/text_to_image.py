@@ -65,8 +65,7 @@ def sd3_workflow(
         def draw(seed: Any, images: int) -> Any:
             latents = draw_latents(seed, text.like, images, height, width, sd3.channels, sd3.factor)
             schedule, steps = sd3.schedule(text.like, num_steps, height, width)
-            latents = sd3.denoise(latents, schedule, steps, text, guidance_scale, loras)
-            return sd3.picture(latents, output_type)
+            return sd3.picture(latents, schedule, steps, text, loras, output_type)
 
         return draw_images(draw, seed, num_images, spread)
 

@@ -9,13 +9,15 @@ from typing import Annotated, Any, Literal
 from ...errors import LoadError
 from ...parameters import Static
 from ...rules import Multiple, OneOf, Prompt, Range
-from ..denoising import guided, scheduler_step
+from ..both_prompts import Text, stack, text_of
+from ..denoising import nth_timestep, scheduler_step, seeded
 from ..folder import DiffusersFolder, check_dtype, stored_dtype
 from ..lora import Loras, adapted
 from ..pictures import finish_pixels
 from ..scheduler_check import Steps, check_scheduler
 from ..spread import MAX_IMAGES
 from ..token_count import TokenCounter
+from .image_parts import start_from_image
 from .parts import (
     ClipGText,
     ClipLText,
@@ -24,10 +26,8 @@ from .parts import (
     make_scheduler,
     make_time_ids,
     noisy_step,
-    nth_timestep,
     scale_input,
     scheduled,
-    stack,
     time_ids,
     zeros,
 )
@@ -42,16 +42,14 @@ _SCORES = (6.0, 2.5)
 
 
 @dataclass(frozen=True)
-class Text:
-    """Embeddings and pooled embeddings of each forward of a step: one of both prompts in a batch, or
-    with split guidance the negative prompt's and the prompt's."""
+class Start:
+    """What denoising starts from, inside a workflow: latents, the scheduler, the steps that are taken,
+    and what a scheduler that adds noise goes on to draw from."""
 
-    forwards: tuple[tuple[Any, Any], ...]
-    batch_scale: float | None  # guidance within a forward
-
-    @property
-    def like(self) -> Any:
-        return self.forwards[0][0]
+    latents: Any
+    schedule: Any
+    steps: range
+    generator_state: Any
 
 
 class SDXL:
@@ -158,17 +156,13 @@ class SDXL:
             return joined
 
         positive = encoded(prompt)
-        if guidance_scale <= 1:  # as `do_classifier_free_guidance` has it
-            return Text((positive,), None)
-        if negative_prompt is None and self.empty_is_zeros:
-            negative = zeros(positive[0]), zeros(positive[1])
-        else:
-            negative = encoded("" if negative_prompt is None else negative_prompt)
-        if split:
-            return Text((negative, positive), None)
-        return Text(
-            ((stack(negative[0], positive[0]), stack(negative[1], positive[1])),), guidance_scale
-        )
+
+        def negative() -> tuple[Any, Any]:
+            if negative_prompt is None and self.empty_is_zeros:
+                return zeros(positive[0]), zeros(positive[1])
+            return encoded("" if negative_prompt is None else negative_prompt)
+
+        return text_of(positive, negative, guidance_scale, split)
 
     def schedule(
         self, like: Any, num_steps: int, strength: float | None = None
@@ -194,35 +188,48 @@ class SDXL:
     def _dtype(self) -> str:
         return self.dtype or stored_dtype(self.folder)
 
-    def denoise(
+    def start_from_picture(
+        self, pixels: Any, seed: Any, like: Any, num_steps: int, strength: float, num_images: int
+    ) -> Start:
+        """Of image to image. pixels: as `prepare_pixels` gives them."""
+        encoded = self.encoder()(pixels, seeded(seed), like, centred=True)
+        schedule, steps = self.schedule(like, num_steps, strength)
+        latents, state = start_from_image(
+            encoded.latents,
+            encoded.generator_state_after,
+            schedule,
+            steps.start,
+            num_images,
+            like,
+        )
+        return Start(latents, schedule, steps, state)
+
+    def picture(
         self,
-        latents: Any,
-        scheduler: Any,
-        steps: range,
+        start: Start,
         text: Text,
-        guidance_scale: float,
-        generator_state: Any,
-        loras: Any = (),
+        loras: Any,
+        output_type: str,
         *,
         each_forward: Callable[[int, int, dict[str, Any]], dict[str, Any]] = lambda *_: {},
         after_step: Callable[[Any, Any, int], Any] = lambda latents, *_: latents,
     ) -> Any:
-        """Latents after the last step.
+        """The images of a request.
 
-        generator_state: what a scheduler that adds noise goes on to draw from. each_forward: what else
-        the UNet gets, from the step, the forward's number and what it gets anyway. after_step: the
-        latents to go on with, from those, the scheduler and the step.
+        each_forward: what else the UNet gets, from the step, the forward's number and what it gets
+        anyway. after_step: the latents to go on with, from those, the scheduler and the step.
         """
         unet = SDXLUnet(self.folder.source, **adapted(self.options, loras, "unet"))
+        latents, scheduler, state = start.latents, start.schedule, start.generator_state
         positive, negative = make_time_ids(
             self.unet_config, latents, self.factor, self.text_width, self.scores, text.like
         )
         ids = [positive] if len(text.forwards) == 1 else [negative, positive]
         if text.batch_scale is not None:
             ids = [stack(negative, positive)]
-        for step in steps:
+        for step in start.steps:
             scaled, scheduler = scale_input(scheduler, step, latents)
-            made = []
+            predicted = []
             for number, (embeds, pooled) in enumerate(text.forwards):
                 common = dict(
                     latents=scaled,
@@ -232,19 +239,13 @@ class SDXL:
                     pooled_prompt_embeds=pooled,
                     time_ids=ids[number],
                 )
-                made.append(unet(**common, **each_forward(step, number, common)))
-            noise_pred = made[0] if len(made) == 1 else guided(made[1], made[0], guidance_scale)
+                predicted.append(unet(**common, **each_forward(step, number, common)))
+            noise_pred = text.guided(predicted)
             if self.noisy:
-                latents, scheduler, generator_state = noisy_step(
-                    scheduler, step, noise_pred, latents, generator_state
-                )
+                latents, scheduler, state = noisy_step(scheduler, step, noise_pred, latents, state)
             else:
                 latents, scheduler = scheduler_step(scheduler, step, noise_pred, latents)
             latents = after_step(latents, scheduler, step)
-        return latents
-
-    def picture(self, latents: Any, output_type: str) -> Any:
-        """Images of latents."""
         return finish_pixels(self._decoder()(latents), output_type, self.factor, "the SDXL VAE")
 
 

@@ -14,11 +14,12 @@ from ...errors import LoadError, ParameterError
 from ...parameters import Maybe, Static
 from ...rules import Range
 from ...workflow import Workflow, workflow
+from ..both_prompts import Text
 from ..denoising import seeded
 from ..folder import DiffusersFolder, read_component
 from ..per_controlnet import Bounds, Scales, is_inside, nth, windows
 from ..spread import draw_images
-from .composing import MAX_SIDE, SDXL, Guidance, Images, Output, Text
+from .composing import MAX_SIDE, SDXL, Guidance, Images, Output, Start
 from .controlnet_parts import CONTROLNET, SDXLControlNet, draw_latents_for, prepare_control
 from .image_parts import SizedImage, SizedImages
 from .parts import MAX_CONTROLNETS, RESIDUALS
@@ -184,17 +185,8 @@ def sdxl_controlnet_workflow(
                 control_guidance_start,
                 control_guidance_end,
             )
-            latents = sdxl.denoise(
-                latents,
-                schedule,
-                steps,
-                text,
-                guidance_scale,
-                state,
-                loras,
-                each_forward=controlled,
-            )
-            return sdxl.picture(latents, output_type)
+            start = Start(latents, schedule, steps, state)
+            return sdxl.picture(start, text, loras, output_type, each_forward=controlled)
 
         return draw_images(draw, seed, num_images, spread)
 

@@ -9,15 +9,13 @@ from ...errors import ParameterError
 from ...parameters import Maybe, Static
 from ...rules import NOTHING
 from ...workflow import Workflow, workflow
-from ..denoising import seeded
 from ..folder import DiffusersFolder
 from ..given_picture import prepare_pixels
 from ..spread import draw_images
 from .composing import MAX_SIDE, SDXL, Guidance, Images, Output
 from .controlnet import find_controls
-from .image_parts import SizedImage, Strength, size_of, start_from_image
-
-Share = Annotated[Static[float], Strength()]
+from .image_parts import SizedImage, size_of
+from .image_to_image import Share
 
 
 @dataclass(frozen=True)
@@ -100,34 +98,15 @@ def sdxl_controlnet_image_workflow(
         control = controls.prepared(control_image, batch, height, width, text)
 
         def draw(seed: Any, images: int) -> Any:
-            encoded = sdxl.encoder()(pixels, seeded(seed), text.like, centred=True)
-            schedule, steps = sdxl.schedule(text.like, num_steps, strength)
-            latents, state = start_from_image(
-                encoded.latents,
-                encoded.generator_state_after,
-                schedule,
-                steps.start,
-                images,
-                text.like,
-            )
+            start = sdxl.start_from_picture(pixels, seed, text.like, num_steps, strength, images)
             controlled = controls.composer(
                 control,
                 controlnet_conditioning_scale,
-                steps,
+                start.steps,
                 control_guidance_start,
                 control_guidance_end,
             )
-            latents = sdxl.denoise(
-                latents,
-                schedule,
-                steps,
-                text,
-                guidance_scale,
-                state,
-                loras,
-                each_forward=controlled,
-            )
-            return sdxl.picture(latents, output_type)
+            return sdxl.picture(start, text, loras, output_type, each_forward=controlled)
 
         return draw_images(draw, seed, num_images, spread)
 

@@ -9,9 +9,10 @@ from typing import Any
 from ...errors import LoadError
 from ...glue import glue
 from ...model_fn import ModelFn
+from ..both_prompts import doubled
 from ..folder import load_component, read_folder, stored_dtype
 from ..input_image import restore
-from .parts import doubled, draw_latents
+from .parts import draw_latents
 
 CONTROLNET = "ControlNetModel"
 

@@ -7,12 +7,11 @@ from typing import Annotated, Any
 
 from ...parameters import Maybe, Static
 from ...workflow import Workflow, workflow
-from ..denoising import seeded
 from ..folder import DiffusersFolder
 from ..given_picture import prepare_pixels
 from ..spread import draw_images
 from .composing import MAX_SIDE, SDXL, Guidance, Images, Output
-from .image_parts import SizedImage, Strength, start_from_image
+from .image_parts import SizedImage, Strength
 
 Share = Annotated[Static[float], Strength()]
 
@@ -55,18 +54,8 @@ def sdxl_image_workflow(
         pixels = prepare_pixels(image, None, None, sdxl.factor)
 
         def draw(seed: Any, images: int) -> Any:
-            encoded = sdxl.encoder()(pixels, seeded(seed), text.like, centred=True)
-            schedule, steps = sdxl.schedule(text.like, num_steps, strength)
-            latents, state = start_from_image(
-                encoded.latents,
-                encoded.generator_state_after,
-                schedule,
-                steps.start,
-                images,
-                text.like,
-            )
-            latents = sdxl.denoise(latents, schedule, steps, text, guidance_scale, state, loras)
-            return sdxl.picture(latents, output_type)
+            start = sdxl.start_from_picture(pixels, seed, text.like, num_steps, strength, images)
+            return sdxl.picture(start, text, loras, output_type)
 
         return draw_images(draw, seed, num_images, spread)
 

@@ -6,20 +6,16 @@ Both forms: a UNet made for it, which gets mask and masked image as more channel
 
 from typing import Annotated, Any
 
-from ...errors import LoadError
 from ...parameters import Maybe, Static
 from ...workflow import Workflow, workflow
-from ..denoising import keep_outside, seeded
+from ..denoising import seeded
 from ..folder import DiffusersFolder
 from ..given_picture import outside, prepare_mask, prepare_pixels, to_float
+from ..inpainting_forms import denoise_options, is_made_for_it
 from ..input_image import InputImage, MaskImage
 from ..spread import draw_images
-from .composing import SDXL, Guidance, Images, Output
-from .image_parts import (
-    LATENTS,
-    mask_latents,
-    start_inpainting,
-)
+from .composing import SDXL, Guidance, Images, Output, Start
+from .image_parts import LATENTS, mask_latents, start_inpainting
 from .image_to_image import Share
 
 # Channels of a UNet that gets latents, mask and masked image.
@@ -44,13 +40,14 @@ def sdxl_inpainting_workflow(
     share of the steps that are taken. sizes, negative_prompt, split_guidance: as in text to image.
     """
     sdxl = SDXL(folder, dtype, scored=True, noises=True)
-    latent_channels = sdxl.vae_config["latent_channels"]
-    made_for_it = sdxl.channels == _MADE_FOR_IT
-    if sdxl.channels not in (LATENTS, _MADE_FOR_IT) or latent_channels != LATENTS:
-        raise LoadError(
-            f"{folder.source!r}: StableDiffusionXLInpaintPipeline takes UNets of {LATENTS} or "
-            f"{_MADE_FOR_IT} channels and VAEs of {LATENTS}, not {sdxl.channels} and {latent_channels}"
-        )
+    made_for_it = is_made_for_it(
+        folder.source,
+        "StableDiffusionXLInpaintPipeline",
+        "UNets",
+        (LATENTS, _MADE_FOR_IT),
+        sdxl.channels,
+        sdxl.vae_config["latent_channels"],
+    )
     side = sdxl.side(sizes)
 
     def compose(
@@ -111,26 +108,13 @@ def sdxl_inpainting_workflow(
                 text.like,
             )
 
-            def each_forward(*_: Any) -> dict[str, Any]:
-                return {"inpainting": (small_mask, masked)} if made_for_it else {}
-
-            def after_step(latents: Any, schedule: Any, step: int) -> Any:
-                if made_for_it:
-                    return latents
-                return keep_outside(step, schedule, latents, originals, noise, small_mask)
-
-            latents = sdxl.denoise(
-                latents,
-                schedule,
-                steps,
+            return sdxl.picture(
+                Start(latents, schedule, steps, state),
                 text,
-                guidance_scale,
-                state,
                 loras,
-                each_forward=each_forward,
-                after_step=after_step,
+                output_type,
+                **denoise_options(made_for_it, small_mask, masked, originals, noise),
             )
-            return sdxl.picture(latents, output_type)
 
         return draw_images(draw, seed, num_images, spread)
 

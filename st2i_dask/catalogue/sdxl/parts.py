@@ -10,7 +10,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from ...glue import glue
-from ..denoising import guided, resumed
+from ..both_prompts import doubled, halved
+from ..denoising import resumed
 from ..part import PipelinePart
 from ..residuals import summed
 
@@ -96,10 +97,8 @@ class SDXLUnet(PipelinePart):
     def run(self, pipeline: Any, **inputs: Any) -> dict[str, Any]:
         import torch
 
-        latents, scale = (
-            doubled(inputs["latents"], inputs["guidance_scale"]),
-            inputs["guidance_scale"],
-        )
+        scale = inputs["guidance_scale"]
+        latents = doubled(inputs["latents"], scale)
         if inputs["inpainting"] is not None:
             latents = torch.cat([latents, *inputs["inpainting"]], dim=1)
         residuals = summed([inputs[name] for name in RESIDUALS if inputs[name] is not None])
@@ -116,10 +115,7 @@ class SDXLUnet(PipelinePart):
             mid_block_additional_residual=None if residuals is None else _Last(residuals),
             return_dict=False,
         )[0]
-        if scale is not None:
-            unwanted, wanted = noise_pred.chunk(2)
-            noise_pred = guided(wanted, unwanted, scale)
-        return {"noise_pred": noise_pred}
+        return {"noise_pred": halved(noise_pred, scale)}
 
 
 class _Last:
@@ -130,13 +126,6 @@ class _Last:
 
     def __radd__(self, tensor: Any) -> Any:
         return tensor + self._items[len(self._items) - 1]
-
-
-def doubled(latents: Any, guidance_scale: float | None) -> Any:
-    """What goes through a model in one batch: with guidance once for each of both prompts."""
-    import torch
-
-    return latents if guidance_scale is None else torch.cat([latents] * 2)
 
 
 @glue(outputs=2)
@@ -154,14 +143,6 @@ def zeros(like: Any) -> Any:
     import torch
 
     return torch.zeros_like(like)
-
-
-@glue
-def stack(negative: Any, positive: Any) -> Any:
-    """The negative prompt's and then the prompt's, in one batch."""
-    import torch
-
-    return torch.cat([negative, positive], dim=0)
 
 
 def time_ids(
@@ -211,12 +192,6 @@ def make_time_ids(
         positive.to(like.device).repeat(count, 1),
         negative.to(like.device).repeat(count, 1),
     )
-
-
-@glue
-def nth_timestep(scheduler: Any, step: int) -> Any:
-    """The timestep of a step as the scheduler has it; no dimensions."""
-    return scheduler.timesteps[step]
 
 
 @glue(outputs=2)

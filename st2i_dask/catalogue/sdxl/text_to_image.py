@@ -10,7 +10,7 @@ from ...workflow import Workflow, workflow
 from ..denoising import seeded
 from ..folder import DiffusersFolder
 from ..spread import draw_images
-from .composing import SDXL, Guidance, Images, Output
+from .composing import SDXL, Guidance, Images, Output, Start
 from .parts import draw_latents
 
 
@@ -66,8 +66,8 @@ def sdxl_workflow(
                 sdxl.channels,
                 sdxl.factor,
             )
-            latents = sdxl.denoise(latents, schedule, steps, text, guidance_scale, state, loras)
-            return sdxl.picture(latents, output_type)
+            start = Start(latents, schedule, steps, state)
+            return sdxl.picture(start, text, loras, output_type)
 
         return draw_images(draw, seed, num_images, spread)
 

@@ -2,15 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import click
 
 from ..workflow import Workflow
 from .options import checked, parameter_values, parse_assignments
 from .sources import find_workflow
 
 PROMPT = "a red circle on a white background"
+
+
+def call_options(help: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """--workflow, which may be repeated, --param and --prompt: of a command that gets them as `sources`,
+    `assignments` and `prompt`. help: what the workflows are for."""
+    options = (
+        click.option(
+            "--workflow",
+            "sources",
+            multiple=True,
+            required=True,
+            metavar="[NAME=]SOURCE",
+            help=help,
+        ),
+        click.option(
+            "--param", "assignments", multiple=True, metavar="NAME=VALUE", help="Repeatable."
+        ),
+        click.option(
+            "--prompt", default=PROMPT, show_default=True, help="Of workflows that take one."
+        ),
+    )
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
 
 
 @dataclass(frozen=True)

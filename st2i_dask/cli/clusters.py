@@ -6,9 +6,9 @@ import contextlib
 import logging
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -18,6 +18,25 @@ if TYPE_CHECKING:
     from distributed import Client
 
 CONNECT_SECONDS = 10.0
+
+scheduler_option = click.option(
+    "--scheduler", required=True, metavar="ADDR", help="Address of the Dask scheduler."
+)
+
+
+def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """--scheduler and --workers, of a command that starts a local cluster where none is given."""
+    scheduler = click.option(
+        "--scheduler", metavar="ADDRESS", help="A running cluster, tcp://HOST:PORT."
+    )
+    workers = click.option(
+        "--workers",
+        type=click.IntRange(1),
+        default=2,
+        show_default=True,
+        help="Workers of the local cluster, where no scheduler is given.",
+    )
+    return scheduler(workers(command))
 
 
 def quiet_logs() -> None:

@@ -12,7 +12,7 @@ import click
 
 from ..errors import ParameterError
 from ..tenants import DEFAULT_TENANT, check_tenant
-from .clusters import own_cluster, quiet_logs, running_cluster
+from .clusters import cluster_options, own_cluster, quiet_logs, running_cluster
 from .folder import MANIFEST, OutputFolder, checked_image
 from .interrupts import Interrupts
 from .jobs import Job, Plan, make_plan
@@ -65,14 +65,7 @@ if TYPE_CHECKING:
     help="Any other parameter of the workflow; of a picture its file. Repeatable.",
 )
 @click.option("--tenant", default=DEFAULT_TENANT, show_default=True, help="Who is charged.")
-@click.option("--scheduler", metavar="ADDRESS", help="A running cluster, tcp://HOST:PORT.")
-@click.option(
-    "--workers",
-    type=click.IntRange(1),
-    default=2,
-    show_default=True,
-    help="Workers of the local cluster, where no scheduler is given.",
-)
+@cluster_options
 @click.option(
     "--out",
     required=True,

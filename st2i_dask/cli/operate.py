@@ -7,12 +7,8 @@ from typing import Any
 
 import click
 
-from .clusters import running_cluster
+from .clusters import running_cluster, scheduler_option
 from .tables import table
-
-scheduler_option = click.option(
-    "--scheduler", required=True, metavar="ADDR", help="Address of the Dask scheduler."
-)
 
 
 @click.command(

@@ -11,8 +11,8 @@ import click
 
 from ..errors import ParameterError
 from ..request import Request
-from .calls import PROMPT, Call, call_of
-from .clusters import running_cluster
+from .calls import Call, call_of, call_options
+from .clusters import running_cluster, scheduler_option
 from .tables import table
 
 if TYPE_CHECKING:
@@ -26,17 +26,8 @@ Runs a few requests of each, one after the other, and writes seconds of compute 
 bytes and seconds of loads, transfers and what lies between tasks, as JSON for `st2i plan --profile` and
 `st2i replay --profile`. A file that is there keeps what it has of other workflows and sizes."""
 )
-@click.option("--scheduler", required=True, metavar="ADDR", help="Address of the Dask scheduler.")
-@click.option(
-    "--workflow",
-    "sources",
-    multiple=True,
-    required=True,
-    metavar="[NAME=]SOURCE",
-    help="What to measure; NAME: what a trace calls it. Repeatable.",
-)
-@click.option("--param", "assignments", multiple=True, metavar="NAME=VALUE", help="Repeatable.")
-@click.option("--prompt", default=PROMPT, show_default=True, help="Of workflows that take one.")
+@scheduler_option
+@call_options("What to measure; NAME: what a trace calls it. Repeatable.")
 @click.option(
     "--runs",
     default=5,

@@ -12,8 +12,8 @@ import click
 
 from ..errors import ParameterError
 from ..simulate.live import alone_s, attainment, play
-from .calls import PROMPT, Call, call_of
-from .clusters import running_cluster
+from .calls import Call, call_of, call_options
+from .clusters import running_cluster, scheduler_option
 from .tables import table
 
 if TYPE_CHECKING:
@@ -40,17 +40,8 @@ requests on as many workers. Exit status 1: some requests failed."""
     type=click.Path(dir_okay=False, path_type=Path),
     help="at,tenant,workflow per line, or another format that is known.",
 )
-@click.option("--scheduler", required=True, metavar="ADDR", help="Address of the Dask scheduler.")
-@click.option(
-    "--workflow",
-    "sources",
-    multiple=True,
-    required=True,
-    metavar="[NAME=]SOURCE",
-    help="What to run: for requests of workflow NAME of the trace, or for all others.",
-)
-@click.option("--param", "assignments", multiple=True, metavar="NAME=VALUE", help="Repeatable.")
-@click.option("--prompt", default=PROMPT, show_default=True, help="Of workflows that take one.")
+@scheduler_option
+@call_options("What to run: for requests of workflow NAME of the trace, or for all others.")
 @click.option("--rate", default=1.0, show_default=True, help="Make the trace so much faster.")
 @click.option("--seconds", type=float, help="Only so much of the trace, after --rate.")
 @click.option("--slo", default=3.0, show_default=True, help="Deadline, times the latency alone.")

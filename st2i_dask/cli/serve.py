@@ -17,7 +17,14 @@ import click
 
 from .. import logs
 from ..errors import AttachError, ParameterError
-from .clusters import CONNECT_SECONDS, dashboard, own_cluster, quiet_logs, running_cluster
+from .clusters import (
+    CONNECT_SECONDS,
+    cluster_options,
+    dashboard,
+    own_cluster,
+    quiet_logs,
+    running_cluster,
+)
 from .loading import load_options
 
 if TYPE_CHECKING:
@@ -48,14 +55,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,99}")
 @click.option(
     "--new-key", metavar="TENANT", help="Make a key for this tenant, and do nothing else."
 )
-@click.option("--scheduler", metavar="ADDRESS", help="A running cluster, tcp://HOST:PORT.")
-@click.option(
-    "--workers",
-    type=click.IntRange(1),
-    default=2,
-    show_default=True,
-    help="Workers of the local cluster, where no scheduler is given.",
-)
+@cluster_options
 @click.option(
     "--workflow-root",
     type=click.Path(exists=True, file_okay=False, path_type=Path),

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import gc
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import dask
 import numpy as np
@@ -82,6 +83,48 @@ def fan(value: float, label: str = "", width: int = 3, seconds: st2i.Static[floa
     for other in [step(first, label, seconds) for _ in range(width)]:
         total = step(other, label, seconds, total)
     return total
+
+
+def submit(
+    client: Client, tenant: str, n: int, *, steps: int = 3, seconds: float = 0.0
+) -> list[Any]:
+    """Futures of so many chains, each from its number; their label is the tenant."""
+    return [
+        chain.submit(
+            client, tenant=tenant, value=float(i), label=tenant, steps=steps, seconds=seconds
+        )
+        for i in range(n)
+    ]
+
+
+def started(label: str) -> list[Run]:
+    return [run for run in runs if run.label == label]
+
+
+def gate(label: str, at: float = 0.0) -> tuple[threading.Event, threading.Event]:
+    """(event that says the run has begun, event that lets it go on)."""
+    begun, go = threading.Event(), threading.Event()
+
+    def hook(value: float) -> None:
+        if value == at:
+            begun.set()
+            go.wait(TIMEOUT)
+
+    hooks[label] = hook
+    return begun, go
+
+
+class Closure:
+    """A callable that is not pickled: workers are in this process."""
+
+    _kept: ClassVar[dict[int, Callable[..., Any]]] = {}
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.number = id(function)
+        self._kept[self.number] = function
+
+    def __call__(self, *args: Any) -> Any:
+        return self._kept[self.number](*args)
 
 
 class Cluster(LocalCluster):

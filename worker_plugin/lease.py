@@ -43,8 +43,8 @@ class Lease:
 
     @property
     def version(self) -> str:
-        """Which content its weights have; the same on every worker. "" where none lies in files."""
-        return " ".join(part.weights.content for part in self.skeleton.parts)
+        """See `Skeleton.version`."""
+        return self.skeleton.version
 
     @property
     def components(self) -> Mapping[str, Any]:

@@ -103,9 +103,9 @@ class Preparer:
                 logger.debug("model %r took %.3f s", model_fn, time.perf_counter() - start)
 
     def _prepare(self, model_fn: ModelFn, unit: str) -> None:
-        skeleton, was_there = self._shelf.take(model_fn, unit)
+        skeleton, read_s = self._shelf.take(model_fn, unit)
         try:
-            if was_there:
+            if read_s is None:  # it was there
                 return
             if not self._book(skeleton):
                 skeleton.stale = True  # goes when it is let go

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -10,27 +12,17 @@ from typing import Any
 from st2i_dask.errors import LoadError
 from st2i_dask.model_fn import ModelFn
 
+from . import import_clock
+from .components import has_adapters, is_compiled, release_adapters
+from .configurations import configurations
 from .content import ContentIds
+from .held import NEGLIGIBLE, held_bytes, move_held, take_from_files
 from .resident import ResidentLayers
-from .skeletons import (
-    NEGLIGIBLE,
-    Found,
-    Hook,
-    ModelWeights,
-    Part,
-    Skeleton,
-    find_virtual,
-    has_adapters,
-    held_bytes,
-    install_hooks,
-    is_compiled,
-    make_weights,
-    mark_taken,
-    move_held,
-    release_adapters,
-    take_from_files,
-)
+from .skeletons import Hook, ModelWeights, Part, Skeleton, install_hooks
+from .virtual_modules import Found, find_virtual, make_weights, mark_taken
 from .weight_cache import WeightCache
+
+logger = logging.getLogger(__name__)
 
 #: Models that nobody uses and that have no weights in memory are kept as skeletons, at most so many.
 SKELETONS = 256
@@ -75,8 +67,10 @@ class Shelf:
         skeleton = self._skeletons.get(key)
         return key in self._loading or (skeleton is not None and not skeleton.stale)
 
-    def take(self, model_fn: ModelFn, unit: str) -> tuple[Skeleton, bool]:
-        """The model, in use from now on, and whether it was there. One thread loads it, others wait."""
+    def take(self, model_fn: ModelFn, unit: str) -> tuple[Skeleton, float | None]:
+        """The model, in use from now on, and the seconds that reading it took; None: it was there. One
+        thread loads it, others wait. Neither waiting for other loads counts nor importing modules, which
+        the first model of a worker does for all."""
         key = _key(model_fn, unit)
         with self._changed:
             if not self._changed.wait_for(lambda: key not in self._loading, self._wait_s):
@@ -89,23 +83,51 @@ class Shelf:
                 skeleton.users += 1
                 skeleton.label = repr(model_fn)  # of several that are one model, the last one's
                 self._skeletons.move_to_end(key)
-                return skeleton, True
+                return skeleton, None
             self._loading.add(key)
             if self._cache.mode == "nocache":
                 self.forget([s for s in self._skeletons.values() if s.unit != unit])
         try:
-            return self._load(model_fn, key, unit), False
+            return self._load(model_fn, key, unit)
         finally:
             with self._changed:
                 self._loading.discard(key)
                 self._changed.notify_all()
 
-    def _load(self, model_fn: ModelFn, key: str, unit: str) -> Skeleton:
-        components = self._build(model_fn)
+    def _load(self, model_fn: ModelFn, key: str, unit: str) -> tuple[Skeleton, float]:
+        """Read it, one model at a time in this process."""
+        if not building.acquire(timeout=self._wait_s):
+            raise LoadError(
+                f"model {model_fn!r} was not read: others were being read for {self._wait_s:g} s; "
+                "see the worker's log for these loads"
+            )
+        start, since_ns = time.perf_counter(), time.time_ns()
+        with import_clock.running() as imports:
+            try:
+                components = model_fn.load_model(model_fn.model_path)
+            finally:
+                building.release()
+            skeleton = self._place(model_fn, components, key, unit, since_ns)
+        if imports.seconds >= 0.1:
+            logger.info(
+                "imports for %r took %.1f s, of this worker's time", model_fn, imports.seconds
+            )
+        return skeleton, max(0.0, time.perf_counter() - start - imports.seconds)
+
+    def _place(
+        self, model_fn: ModelFn, components: Any, key: str, unit: str, since_ns: int
+    ) -> Skeleton:
+        """What load_model has returned becomes a skeleton. since_ns: see `configurations`."""
+        if not isinstance(components, Mapping):
+            raise LoadError(
+                f"{model_fn.name}.load_model returned {type(components).__name__}; "
+                "return a dict of components by name"
+            )
         virtual = find_virtual(components, self._ids)
         take_from_files(components, virtual)
         held = held_bytes(components, virtual)
         skeleton = Skeleton(key, model_fn.model_key, repr(model_fn), unit, components, users=1)
+        skeleton.configurations = configurations(components, since_ns)
         with self._changed:
             mark_taken(components)
             for found in virtual:
@@ -142,24 +164,6 @@ class Shelf:
                 self.let_go(skeleton)
                 raise
         return skeleton
-
-    def _build(self, model_fn: ModelFn) -> Mapping[str, Any]:
-        """What load_model returns. One at a time in this process."""
-        if not building.acquire(timeout=self._wait_s):
-            raise LoadError(
-                f"model {model_fn!r} was not read: others were being read for {self._wait_s:g} s; "
-                "see the worker's log for these loads"
-            )
-        try:
-            components = model_fn.load_model(model_fn.model_path)
-        finally:
-            building.release()
-        if not isinstance(components, Mapping):
-            raise LoadError(
-                f"{model_fn.name}.load_model returned {type(components).__name__}; "
-                "return a dict of components by name"
-            )
-        return components
 
     def _known(self, found: Found, unit: str) -> ModelWeights:
         """The weights of a module; files that were read last are where they are copied from."""

@@ -8,12 +8,12 @@ where it can be read from again.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .configurations import read_from
 from .file_identity import FileIdentity
 from .mappings import SUFFIX, FileRange
 
@@ -33,15 +33,9 @@ class Stored:
 def converted(module: Any, parameters: Sequence[tuple[str, Any]]) -> list[Stored | None]:
     """For each parameter of a model that was read from a folder, where its unconverted values are;
     None where there are none, or not the ones that it has. Reads all of them once, to compare."""
-    folder = _folder(module)
+    folder = read_from(module)
     tensors = _tensors(folder) if folder is not None else {}
     return [_equal(tensors.get(name), parameter) for name, parameter in parameters]
-
-
-def _folder(module: Any) -> Path | None:
-    config = getattr(module, "config", None)
-    where = getattr(config, "_name_or_path", None) or getattr(module, "name_or_path", None)
-    return Path(where) if isinstance(where, str) and os.path.isdir(where) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,13 +109,11 @@ class WeightStore:
         `wait_s` seconds. Nothing else is affected.
         """
         unit = {"wcache": workflow, "nocache": request}.get(self.mode, "")
-        start = time.perf_counter()
-        skeleton, files, was_there = self._take(model_fn, unit)
+        skeleton, files, read_s = self._take(model_fn, unit)
         self._preparer.used(skeleton)
         outer = getattr(self._here, "lease", None)
         lease = Lease(next(self._numbers), skeleton, bucket, outer)
-        if not was_there:
-            lease.load_s = time.perf_counter() - start
+        lease.load_s = read_s
         try:
             self._begin(lease)
             self._here.lease = lease
@@ -138,20 +136,25 @@ class WeightStore:
                 "parameter (parameter.clone()) before changing it"
             )
 
-    def _take(self, model_fn: ModelFn, unit: str) -> tuple[Skeleton, frozenset[FileIdentity], bool]:
-        """The model, its files, which are open, and whether it was there."""
+    def _take(
+        self, model_fn: ModelFn, unit: str
+    ) -> tuple[Skeleton, frozenset[FileIdentity], float]:
+        """The model, the files of its weights, which are open, and seconds that reading it took; 0 if
+        it was there."""
         left = ATTEMPTS
         while True:
-            skeleton, was_there = self._shelf.take(model_fn, unit)
+            skeleton, read_s = self._shelf.take(model_fn, unit)
             files = skeleton.files
             try:
+                if read_s is None:
+                    skeleton.configurations.check()
                 self._host.acquire(files)
-                return skeleton, files, was_there
+                return skeleton, files, read_s or 0.0
             except LoadError:
                 skeleton.stale = True
                 self._shelf.let_go(skeleton)
                 left -= 1
-                if not was_there or not left:  # they change all the time
+                if read_s is not None or not left:  # they change all the time
                     raise
 
     def _begin(self, lease: Lease) -> None:

@@ -18,7 +18,7 @@ from worker_plugin.host_heap import HostHeap
 from worker_plugin.host_tier import HostTier
 from worker_plugin.layer_table import ALIGNMENT
 from worker_plugin.loader import Loader
-from worker_plugin.skeletons import find_virtual, make_weights
+from worker_plugin.virtual_modules import find_virtual, make_weights
 from worker_plugin.weight_books import Load
 
 from .models import make_plain, read_plain, save_plain

@@ -22,8 +22,9 @@ from st2i_dask.catalogue.folder import read_folder
 from st2i_dask.catalogue.lora import Loras, adapted
 from worker_plugin.adapters import adapter_parameters, base_parameters, is_adapted
 from worker_plugin.content import ContentIds
+from worker_plugin.held import held_bytes
 from worker_plugin.layers import divide
-from worker_plugin.skeletons import find_virtual, held_bytes
+from worker_plugin.virtual_modules import find_virtual
 
 from .host_files import open_files
 from .models import inputs, mapped_weights, settle, store_of

@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import threading
-import uuid
 
 import numpy as np
 import pytest
@@ -16,20 +15,17 @@ import torch
 
 from st2i_dask._core import GRANULE, Heap, Peer
 
+from .heaps import mapped, new_name
+
 MIB = 1 << 20
 
 
 def new_heap(nbytes=4 * MIB, **options):
-    return Heap(nbytes, f"st2i-arena-{uuid.uuid4().hex}", **options)
+    return Heap(nbytes, new_name(), **options)
 
 
 def blocks_of(heap):
     return heap.statistics()["blocks"]
-
-
-def mapped(name):
-    with open("/proc/self/maps") as maps:
-        return sum(name in line for line in maps)
 
 
 def run(code, *args, timeout=60):

@@ -7,28 +7,19 @@ import os
 import struct
 import subprocess
 import sys
-import uuid
 
 import numpy as np
 import pytest
 
 from st2i_dask._core import GRANULE, Heap, Peer
 
-
-def new_name():
-    return f"st2i-arena-{uuid.uuid4().hex}"
-
-
-def left_over():
-    with open("/proc/self/maps") as maps:
-        return sum("st2i-arena" in line for line in maps), len(os.listdir("/proc/self/fd"))
+from .heaps import new_name, nothing_left
 
 
 @pytest.fixture(autouse=True)
 def nothing_is_left():
-    before = left_over()
-    yield
-    assert left_over() == before
+    with nothing_left():
+        yield
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,6 @@ import itertools
 import os
 import subprocess
 import sys
-import threading
-import time
-import uuid
 
 import numpy as np
 import pytest
@@ -18,40 +15,17 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from st2i_dask._core import GRANULE, Allocator, Heap, Peer
+from st2i_dask._core import GRANULE, Allocator, Heap
+
+from .heaps import comb, mapped, new_heap, new_name, nothing_left
 
 MIB = 1 << 20
 
 
-def new_heap(granules=32, **options):
-    return Heap(granules * GRANULE, f"st2i-arena-{uuid.uuid4().hex}", **options)
-
-
-def comb(heap):
-    """Every second granule of an empty heap, which leaves it no gap of two."""
-    blocks = []
-    while (block := heap.allocate(1)) is not None:
-        blocks.append(block)
-    del block
-    return blocks[1::2]
-
-
-def mapped(name="st2i-arena"):
-    with open("/proc/self/maps") as maps:
-        return sum(name in line for line in maps)
-
-
-def open_files():
-    return len(os.listdir("/proc/self/fd"))
-
-
 @pytest.fixture(autouse=True)
 def nothing_is_left():
-    gc.collect()
-    maps, files = mapped(), open_files()
-    yield
-    gc.collect()
-    assert (mapped(), open_files()) == (maps, files)
+    with nothing_left():
+        yield
 
 
 def test_a_gap_that_is_large_enough_serves_alone():
@@ -198,7 +172,7 @@ def test_freed_pieces_are_poisoned_on_demand(poison):
 
 
 def test_memory_is_taken_as_for_blocks():
-    heap = Heap(100 * MIB, f"st2i-arena-{uuid.uuid4().hex}")
+    heap = Heap(100 * MIB, new_name())
     low, high = heap.allocate(MIB), heap.allocate(60 * MIB)
     del low
     assert heap.statistics()["taken"] == 64 * MIB
@@ -280,95 +254,6 @@ TestMachine = Machine.TestCase
 TestMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 
 
-def test_threads_share_a_heap():
-    heap = new_heap(64, poison=True)
-    wrong, several = [], []
-
-    def work(number):
-        random = np.random.default_rng(number)
-        live = []
-        for _ in range(150):
-            nbytes = int(random.integers(1, 9 * GRANULE))
-            made = (
-                heap.allocate_scattered(nbytes) if random.random() < 0.6 else heap.allocate(nbytes)
-            )
-            if made is not None:
-                several.append(len(getattr(made, "pieces", ())) > 1)
-                live.append(torch.from_dlpack(made.array()))
-                live[-1].fill_(number + 1)
-            while len(live) > 4 or (live and made is None):
-                gone = live.pop(int(random.integers(len(live))))
-                if not (gone == number + 1).all():
-                    wrong.append(number)
-                made = gone = 0
-
-    torch.set_num_threads(1)
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    heap._check()
-    assert not wrong
-    assert sum(several) > 10
-    assert heap.statistics()["largest_free"] == heap.nbytes
-    assert mapped(heap.name) == 1
-
-
-def test_the_last_view_may_die_on_any_thread():
-    heap = new_heap(128)
-    others = comb(heap)
-    views = [torch.from_dlpack(heap.allocate_scattered(2 * GRANULE).array()) for _ in range(20)]
-    threads = [threading.Thread(target=views.pop) for _ in range(20)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    heap._check()
-    assert heap.statistics()["blocks"] == len(others)
-    assert mapped(heap.name) == 1
-
-
-@pytest.mark.parametrize("what", ["allocating", "freeing"])
-def test_the_interpreter_is_left_to_others(what):
-    heap = new_heap(4096, poison=True)
-    others = comb(heap)
-    made = [heap.allocate_scattered(2048 * GRANULE)]
-    span = []
-
-    def work():
-        if what == "allocating":
-            made.clear()
-        begun = time.monotonic()
-        if what == "freeing":
-            made.clear()
-        else:
-            made.append(heap.allocate_scattered(2048 * GRANULE))
-        span[:] = [begun, time.monotonic()]
-
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    try:
-        for _ in range(5):  # another process may have the core for all of one call
-            ticks = []
-            worker = threading.Thread(target=work)
-            worker.start()
-            while worker.is_alive():
-                ticks.append(time.monotonic())
-            worker.join()
-            begun, ended = span
-            during = [begun, *(tick for tick in ticks if begun < tick < ended), ended]
-            if ended - begun > 2e-3 and max(np.diff(during)) < (ended - begun) / 2:
-                break
-            if what == "freeing":
-                made.append(heap.allocate_scattered(2048 * GRANULE))
-        else:
-            raise AssertionError(f"no Python ran while {what} did")
-    finally:
-        sys.setswitchinterval(interval)
-    del others
-
-
 # Failures
 
 
@@ -444,51 +329,3 @@ def test_a_tensor_alive_at_exit_says_nothing():
         [sys.executable, "-c", AT_EXIT], capture_output=True, text=True, timeout=60
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "end\n", "")
-
-
-# Other processes
-
-READER = """
-import sys
-import numpy as np
-from st2i_dask._core import Peer
-pid, fd, name, offset, generation, nbytes = sys.argv[1:]
-peer = Peer(int(pid), int(fd), name)
-into = np.zeros(int(nbytes), np.uint8)
-for _ in range(200):
-    assert peer.get(int(offset), int(generation), int(nbytes), into.ctypes.data)
-    assert (into == 7).all()
-print("read", flush=True)
-sys.stdin.readline()
-print(peer.get(int(offset), int(generation), int(nbytes), into.ctypes.data))
-"""
-
-
-def test_a_peer_reads_a_block_next_to_scattered_memory():
-    heap = new_heap(64, poison=True)
-    others = comb(heap)
-    block = others.pop(7)
-    np.asarray(block.array())[:] = 7
-    where = (heap.pid, heap.fd, heap.name, block.offset, block.generation, block.nbytes)
-    child = subprocess.Popen(
-        [sys.executable, "-c", READER, *map(str, where)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    with child:
-        reader = threading.Thread(target=child.stdout.readline)
-        reader.start()
-        while reader.is_alive():
-            made = heap.allocate_scattered(20 * GRANULE)
-            np.asarray(made.array())[:] = 9
-            del made
-        assert child.poll() is None, "it has read"
-        del block
-        taken = heap.allocate_scattered(30 * GRANULE)
-        assert any(start <= where[3] < start + part for start, part in taken.pieces)
-        out, _ = child.communicate("\n", timeout=60)
-    assert out == "False\n", "scattered memory is not the block"
-    del taken, others
-    heap._check()
-    assert Peer(heap.pid, heap.fd, heap.name).nbytes == heap.nbytes

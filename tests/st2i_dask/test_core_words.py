@@ -8,15 +8,16 @@ import subprocess
 import sys
 import threading
 import time
-import uuid
 
 import pytest
 
 from st2i_dask._core import GRANULE, Heap, Peer
 
+from .heaps import new_name
+
 
 def new_heap():
-    return Heap(GRANULE, f"st2i-arena-{uuid.uuid4().hex}")
+    return Heap(GRANULE, new_name())
 
 
 def start(code, *args):
@@ -141,7 +142,7 @@ sys.stdin.read()
 
 
 def test_a_wait_for_an_owner_that_is_killed_times_out():
-    name = f"st2i-arena-{uuid.uuid4().hex}"
+    name = new_name()
     owner = start(OWNER, name)
     try:
         pid, fd, word = map(int, owner.stdout.readline().split())

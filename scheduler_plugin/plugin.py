@@ -213,7 +213,8 @@ class ServingSchedulerPlugin(SchedulerPlugin):
 
     async def prospects(self, requests: list[str]) -> dict[str, dict[str, Any]]:
         """RPC `st2i_prospects`: of these requests, those that are open, see `Prospect`."""
-        return await Standings(self.scheduler, self.policy, self.calls).of(requests)
+        standings = Standings(self.scheduler, self.policy, self.calls)
+        return await standings.of(requests, time.monotonic())
 
     def costs(self, replace: str | None = None) -> dict[str, str]:
         """RPC `st2i_costs`: what was learned, as JSON text; with `replace`, that takes its place."""

@@ -40,12 +40,16 @@ class _Backlog:
 
 
 def prospects(
-    policy: FairPolicy, names: Iterable[str], under_way: Mapping[str, int] = MappingProxyType({})
+    policy: FairPolicy,
+    names: Iterable[str],
+    now: float,
+    under_way: Mapping[str, int] = MappingProxyType({}),
 ) -> dict[str, dict[str, Any]]:
     """Prospects by request, as dicts; requests that are not open are left out.
 
-    under_way: by request, the steps that running tasks have done and the policy has not heard of.
-    One pass over all open requests, however many are asked for.
+    under_way: by request, the steps that running tasks have done and the policy has not heard of; where
+    nobody says, what runs is as far as the clock and its estimate say. One pass over all open requests,
+    however many are asked for.
     """
     book = policy._book
     asked = {name for name in names if name in book.requests}
@@ -54,6 +58,7 @@ def prospects(
     # By identity: an outline is one object for all its requests, and dear to hash.
     each_s: dict[int, float] = {}
     backlogs: dict[str, _Backlog] = {}
+    served_s = _served(policy, now)
     found: dict[str, tuple[Request, int, float]] = {}
     for name, request in book.requests.items():  # in order of arrival
         backlog = backlogs.get(request.tenant)
@@ -66,7 +71,10 @@ def prospects(
                 seconds = each_s[id(outline)] = policy._paths.whole_s(outline) / len(outline)
             if not request.dispatches:
                 backlog.waiting += 1
-            backlog.seconds += seconds * max(0, request.open - under_way.get(name, 0))
+            if name in under_way:
+                backlog.seconds += seconds * max(0, request.open - under_way[name])
+            else:
+                backlog.seconds += max(0.0, seconds * request.open - served_s.get(name, 0.0))
         if name in asked:
             found[name] = request, backlog.waiting, backlog.seconds
     others = _Others(policy, backlogs)
@@ -75,6 +83,17 @@ def prospects(
         name: asdict(_prospect(*found[name], under_way.get(name, 0), others, executors))
         for name in sorted(asked)
     }
+
+
+def _served(policy: FairPolicy, now: float) -> dict[str, float]:
+    """By request, the seconds that what runs has probably used, of those it is expected to take."""
+    found: dict[str, float] = {}
+    for invocation in policy._fleet.running.values():
+        run = invocation.run
+        assert run is not None
+        name = invocation.request.name
+        found[name] = found.get(name, 0.0) + min(now - run.started, run.estimate_s)
+    return found
 
 
 class _Others:

@@ -29,7 +29,7 @@ class Standings:
     def __init__(self, scheduler: Any, policy: FairPolicy, calls: ComponentCalls) -> None:
         self._scheduler, self._policy, self._calls = scheduler, policy, calls
 
-    async def of(self, requests: Collection[str]) -> dict[str, dict[str, Any]]:
+    async def of(self, requests: Collection[str], now: float) -> dict[str, dict[str, Any]]:
         """Rows of those that are open, see `Prospect`. total is None for an orchestrator's."""
         asked = set(requests)
         runs = {
@@ -42,11 +42,11 @@ class Standings:
         for key, run in runs.items():
             # Of one that has ended meanwhile, the policy knows all steps.
             invocation = self._policy._fleet.multi_step.get(key)
-            if invocation is not None and invocation.run is run:
-                under_way[invocation.request.name] += steps.get(key, 0)
-        found = prospects(self._policy, asked, under_way)
+            if invocation is not None and invocation.run is run and key in steps:
+                under_way[invocation.request.name] += steps[key]
+        found = prospects(self._policy, asked, now, under_way)
         for name, owner in self._calls.owners(asked - found.keys()).items():
-            found[name] = self._orchestrated(owner)
+            found[name] = self._orchestrated(owner, now)
         return found
 
     async def _steps(self, runs: dict[str, Run]) -> dict[str, int]:
@@ -64,9 +64,9 @@ class Standings:
             logger.debug("no steps from %s: %r", worker, error)
             return {}
 
-    def _orchestrated(self, owner: str) -> dict[str, Any]:
+    def _orchestrated(self, owner: str, now: float) -> dict[str, Any]:
         done, under_way = self._calls.count(owner)
-        rows = list(prospects(self._policy, under_way).values())
+        rows = list(prospects(self._policy, under_way, now).values())
         waiting = not done and rows and all(row["place"] is not None for row in rows)
         place = min(row["place"] for row in rows) if waiting else None
         return {"done": done, "total": None, "place": place, "wait_s": None}

@@ -38,19 +38,33 @@ def row(done, total, place, wait_s):
 
 def test_alone_it_is_first_and_takes_its_own_time(policy):
     submit(policy, "r", "a")
-    assert prospects(policy, ["r"]) == {"r": row(0, 2, 1, 2.0)}
+    assert prospects(policy, ["r"], 0.0) == {"r": row(0, 2, 1, 2.0)}
 
 
 def test_unknown_requests_are_left_out(policy):
-    assert prospects(policy, ["r"]) == {}
+    assert prospects(policy, ["r"], 0.0) == {}
 
 
 def test_progress_and_no_place_once_it_has_started(policy):
     submit(policy, "r", "a")
     assert policy.next_decision(0.0).key == "r/0"
-    assert prospects(policy, ["r"]) == {"r": row(0, 2, None, 2.0)}
+    assert prospects(policy, ["r"], 0.0) == {"r": row(0, 2, None, 2.0)}
     policy.handle(ev.Completed(1.0, "r/0", ev.Measured(0.0, 1.0, 0.0)))
-    assert prospects(policy, ["r"]) == {"r": row(1, 2, None, 1.0)}
+    assert prospects(policy, ["r"], 1.0) == {"r": row(1, 2, None, 1.0)}
+
+
+def test_the_wait_falls_while_what_is_before_it_runs_but_not_below_what_is_left(policy):
+    submit(policy, "a0", "a")
+    submit(policy, "a1", "a")
+    assert policy.next_decision(0.0).key == "a0/0"
+    for now, wait_s in [(0.0, 4.0), (0.25, 3.75), (1.0, 3.0), (9.0, 3.0)]:
+        assert prospects(policy, ["a1"], now)["a1"] == row(0, 2, 1, wait_s)
+
+
+def test_steps_that_somebody_has_counted_go_before_the_clock(policy):
+    submit(policy, "a0", "a")
+    policy.next_decision(0.0)
+    assert prospects(policy, ["a0"], 0.5, {"a0": 0})["a0"]["wait_s"] == pytest.approx(2.0)
 
 
 def test_own_requests_come_in_order_and_others_by_weight(policy):
@@ -59,7 +73,7 @@ def test_own_requests_come_in_order_and_others_by_weight(policy):
     for n in range(5):
         submit(policy, f"b{n}", "b")
     # Before a1's end a has 4 s; b, of weight 2, has 8 of its 10 s meanwhile.
-    assert prospects(policy, ["a1", "b4"]) == {
+    assert prospects(policy, ["a1", "b4"], 0.0) == {
         "a1": row(0, 2, 2 + 4, 4.0 + 8.0),
         "b4": row(0, 2, 5 + 2, 10.0 + 5.0),
     }
@@ -68,4 +82,4 @@ def test_own_requests_come_in_order_and_others_by_weight(policy):
 def test_without_an_executor_nobody_knows_when(policy):
     submit(policy, "r", "a")
     policy.handle(ev.ExecutorLeft(0.0, "w1"))
-    assert prospects(policy, ["r"])["r"]["wait_s"] is None
+    assert prospects(policy, ["r"], 0.0)["r"]["wait_s"] is None

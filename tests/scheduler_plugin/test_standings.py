@@ -68,7 +68,7 @@ def calls():
 @pytest.fixture
 def rows(policy, workers, calls):
     standings = Standings(workers, policy, calls)
-    return lambda *names: asyncio.run(standings.of(names))
+    return lambda *names, now=0.0: asyncio.run(standings.of(names, now))
 
 
 def submit(policy, name, tenant, outline, steps=1):

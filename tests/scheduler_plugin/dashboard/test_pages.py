@@ -1,34 +1,22 @@
 """Every page answers with a document and stays up to date: of an empty cluster, and of 200 x 1,000."""
 
-import asyncio
-import gc
 import json
-import logging
 import re
-import sys
-import urllib.error
-import urllib.request
-import weakref
 
 import numpy as np
 import pytest
 from bokeh.document import Document
 from bokeh.models import ColumnDataSource, DataTable
-from distributed import Scheduler
 
-from scheduler_plugin import events as ev
 from scheduler_plugin import glance
-from scheduler_plugin.dashboard import open_board
 from scheduler_plugin.dashboard.board import PAGES, PAGES_SHARE, SENDING
 from scheduler_plugin.dashboard.executors import ExecutorsPage
 from scheduler_plugin.dashboard.models import ModelsPage
 from scheduler_plugin.dashboard.requests import RequestsPage
 from scheduler_plugin.dashboard.tenants import TenantsPage, _Standing
-from scheduler_plugin.journal import Journal
-from scheduler_plugin.outline import chain
-from scheduler_plugin.policy import FairPolicy
 
 from .crowded import SILENT, showing
+from .looking import cells, data, got, opened
 
 PATHS = [page.path for page in PAGES]
 
@@ -43,34 +31,6 @@ def crowd():
 def empty():
     with showing(0, 0) as shown:
         yield shown
-
-
-def got(address):
-    with urllib.request.urlopen(address, timeout=30) as response:
-        assert response.status == 200
-        return response.read().decode()
-
-
-def opened(shown, page):
-    """A page of its own, as a tab would have it, updated once more."""
-
-    def make():
-        made, document = page(shown.board), Document()
-        made.show({}, document)
-        made.refresh()
-        shown.board.left(made)
-        return made
-
-    return shown.on_loop(make)
-
-
-def cells(page):
-    return page.root.select_one({"type": DataTable}).source.data
-
-
-def data(page, plot):
-    """What the plot of that name draws, by glyph."""
-    return [r.data_source.data for r in page.root.select_one({"name": plot}).renderers]
 
 
 def words(page):
@@ -212,100 +172,6 @@ def test_a_request_that_has_only_begun_is_there(crowd):
     assert len(now) == 1
 
 
-class Serving:
-    """A policy that serves one executor and tells the board of it; the test's clock."""
-
-    def __init__(self, shown):
-        self.board, self.journal = shown.board, Journal()
-        self.policy = shown.board.watch.policy
-        self.journal.watch(shown.board.watch)
-        self.tell(ev.ExecutorJoined(self.at(0.0), "tcp://0", 1 << 30))
-
-    def at(self, later):
-        """The time, so many seconds later."""
-        self.board.clock.now += later
-        return self.board.clock.now
-
-    def tell(self, event):
-        self.policy.handle(event)
-        self.journal.happened(event)
-
-    def submit(self, request, model="Step"):
-        outline = chain("pair", [(model, "m", "b"), ("Last", "m", "b")])
-        self.tell(ev.RequestSubmitted(self.at(0.0), request, "ann", outline))
-
-    def run(self, request, position, took_s):
-        key = f"{request}-{position}"
-        self.tell(ev.InvocationReady(self.at(0.0), key, request, position, 1 << 20))
-        self.journal.dispatched(self.policy.next_decision(self.at(0.0)), self.at(0.0))
-        self.tell(ev.Completed(self.at(took_s), key, ev.Measured(0.0, took_s, 0.0)))
-
-
-def test_a_cancelled_request_has_an_end_and_idle_minutes_are_no_part_of_the_axis():
-    with showing(0, 0) as shown:
-
-        def live():
-            serving = Serving(shown)
-            began = serving.at(0.0)
-            for request in ("ran", "never-ran"):
-                serving.submit(request)
-            serving.run("ran", 0, 2.0)
-            for request in ("ran", "never-ran"):
-                serving.tell(ev.RequestClosed(serving.at(1.0), request))
-            serving.at(300.0)
-            serving.submit("done")
-            serving.run("done", 0, 2.0)
-            serving.run("done", 1, 1.0)
-            shown.board.sample()
-            return serving, began
-
-        serving, began = shown.on_loop(live)
-        page = opened(shown, RequestsPage)
-        serving.at(200.0)
-        before = dict(cells(page))
-        shown.on_loop(page.refresh)
-        table = cells(page)
-        assert table == before
-        assert table["request"] == ["done", "never-ran", "ran"]
-        assert table["state"] == ["done", "cancelled", "cancelled"]
-        assert table["took"] == ["3.0 s", "4.0 s", "3.0 s"]
-        assert table["done"] == ["2 of 2", "0 of 2", "1 of 2"]
-        x = page.root.select_one({"name": "timeline"}).x_range
-        first = shown.board.wall_ms(began + 304.0)
-        assert x.start == pytest.approx(first, abs=2000)
-        assert x.end == pytest.approx(first + 3000.0, abs=2000)
-        assert (x.reset_start, x.reset_end) == (x.start, x.end)
-
-        def zoom():
-            x.start = 5.0  # as the viewer's browser says
-            page.refresh()
-            zoomed = x.start
-            page._still.active = True
-            page._still.active = False
-            return zoomed, x.start
-
-        zoomed, released = shown.on_loop(zoom)
-        assert zoomed == 5.0
-        assert released == pytest.approx(x.reset_start)
-
-
-def test_modelfns_and_requests_with_alike_names_have_lines_of_their_own():
-    with showing(0, 0) as shown:
-
-        def live():
-            serving = Serving(shown)
-            for request in ("request-1", "request-2"):
-                serving.submit(request, model="AModelFnWithAVeryLongNameOne")
-                serving.run(request, 0, 1.0)
-            shown.board.sample()
-
-        shown.on_loop(live)
-        page = opened(shown, RequestsPage)
-        factors = page.root.select_one({"name": "timeline"}).y_range.factors
-        assert len(set(factors)) == len(factors) == 2
-        assert set(data(page, "timeline")[3]["line"]) == set(factors)
-
-
 def test_nobody_is_behind_the_least_served():
     """One with a long history goes on, one that came back with less leaves between two samples."""
     with showing(0, 0) as shown:
@@ -401,121 +267,3 @@ def test_pages_wait_the_longer_the_dearer_they_are_and_the_more_are_open(crowd):
     alone_s = 0.01 * SENDING / PAGES_SHARE
     assert both == pytest.approx(alone_s * open_)
     assert one_less == pytest.approx(alone_s * (open_ - 1))
-
-
-# Coming and going
-
-
-def on_a_scheduler(use, **options):
-    async def go():
-        async with Scheduler(
-            dashboard_address="127.0.0.1:0", port=0, validate=True, **options
-        ) as scheduler:
-            return await use(scheduler)
-
-    return asyncio.run(go())
-
-
-async def answers(scheduler, path):
-    address = f"http://127.0.0.1:{scheduler.http_server.port}{path}"
-    try:
-        return await asyncio.to_thread(got, address)
-    except urllib.error.HTTPError as error:
-        return error.code
-
-
-def test_closed_they_are_gone_and_nothing_refers_to_the_policy():
-    async def use(scheduler):
-        policy = FairPolicy()
-        board = open_board(scheduler, policy, lambda: 1.0)
-        applications = len(scheduler.http_application.applications)
-        page = TenantsPage(board)
-        document = Document()
-        page.show({}, document)
-        assert "St2i" in await answers(scheduler, "/st2i-tenants")  # a session of its own
-        board.close()
-        board.close()
-        page.refresh()
-        page.tick()
-        page.say_over()
-        assert "no longer live" in page.status.text
-        assert await answers(scheduler, "/st2i-tenants") == 404
-        assert "St2i" not in await answers(scheduler, "/status")
-        assert len(scheduler.http_application.applications) == applications - 1
-        gone = weakref.ref(policy)
-        del board, policy
-        gc.collect()
-        assert gone() is None
-        assert document.roots  # what was open is still there, with its words
-
-    on_a_scheduler(use)
-
-
-def test_opened_again_they_are_those_of_the_new_policy():
-    async def use(scheduler):
-        first = open_board(scheduler, FairPolicy(), lambda: 1.0)
-        second = open_board(scheduler, FairPolicy(), lambda: 1.0)
-        assert first.closed
-        assert not second.closed
-        text = await answers(scheduler, "/st2i")
-        assert text.count('href="st2i"') == 1
-        second.close()
-        assert await answers(scheduler, "/st2i") == 404
-
-    on_a_scheduler(use)
-
-
-def test_under_a_prefix_they_are_where_dasks_own_are():
-    async def use(scheduler):
-        board = open_board(scheduler, FairPolicy(), lambda: 1.0)
-        assert '"token"' in await answers(scheduler, "/behind/st2i")
-        assert await answers(scheduler, "/st2i") == 404
-        board.close()
-
-    on_a_scheduler(use, http_prefix="/behind")
-
-
-def test_a_scheduler_that_is_preloaded_has_them_from_its_start():
-    async def use(scheduler):
-        assert '"token"' in await answers(scheduler, "/st2i-executors")
-        assert "st2i" in await answers(scheduler, "/status")
-
-    on_a_scheduler(use, preload="scheduler_plugin.preload")
-
-
-def test_pages_that_fail_do_not_keep_the_scheduler_from_serving(caplog, monkeypatch):
-    from scheduler_plugin.dashboard import board as board_module
-
-    def broken(scheduler):
-        raise KeyError("pages")
-
-    async def use(scheduler):
-        monkeypatch.setattr(board_module, "template_variables", broken)
-        assert open_board(scheduler, FairPolicy(), lambda: 1.0) is None
-        assert await answers(scheduler, "/st2i") == 404
-
-    on_a_scheduler(use)
-    (record,) = [r for r in caplog.records if r.name == "scheduler_plugin.dashboard"]
-    assert record.levelno == logging.WARNING
-    assert "KeyError" in record.getMessage()
-
-
-def test_without_a_dashboard_there_are_none_and_the_log_says_so(caplog):
-    async def use(scheduler):
-        with caplog.at_level(logging.INFO, logger="scheduler_plugin.dashboard"):
-            assert open_board(scheduler, FairPolicy(), lambda: 1.0) is None
-
-    on_a_scheduler(use, dashboard=False)
-    (record,) = [r for r in caplog.records if r.name == "scheduler_plugin.dashboard"]
-    assert "without a dashboard" in record.getMessage()
-
-
-def test_without_bokeh_there_are_none_and_the_log_says_what_to_install(caplog, monkeypatch):
-    for name in [n for n in sys.modules if n.startswith("scheduler_plugin.dashboard.")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "bokeh.server.tornado", None)
-    with caplog.at_level(logging.INFO, logger="scheduler_plugin.dashboard"):
-        assert open_board(None, FairPolicy(), lambda: 1.0) is None
-    (said,) = [record.getMessage() for record in caplog.records]
-    assert said.startswith("no dashboard pages: ")
-    assert said.endswith("pip install 'st2i_dask[dashboard]' adds them")

@@ -72,8 +72,11 @@ class Chooser(Protocol):
     def refresh_outline(self, outline: Outline) -> None:
         """Estimates of this outline moved."""
 
-    def refresh_model(self, model: str | None) -> None:
-        """Seconds to load this model (None: any) on the best idle executor moved."""
+    def refresh_models(self, models: Collection[str] | None) -> None:
+        """Seconds to load these models (None: any) on the best idle executor moved."""
+
+    def outline_left(self, outline: Outline) -> None:
+        """No open request is of this outline any more."""
 
     def set_slack(self, slack_s: float) -> None:
         """The operator changed the slack."""

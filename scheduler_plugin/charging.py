@@ -104,7 +104,7 @@ class Charging:
             return
         for outline in self._paths.cost_moved(key):
             self.chooser.refresh_outline(outline)
-        self.chooser.refresh_model(None)
+        self.chooser.refresh_models(None)
         for invocation in self._fleet.running.values():
             self._revise(invocation, key)
 

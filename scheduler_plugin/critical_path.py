@@ -35,11 +35,12 @@ class CriticalPaths:
                 self._users.setdefault(key, {})[outline] = None
         return outline
 
-    def release(self, outline: Outline) -> None:
+    def release(self, outline: Outline) -> bool:
+        """One request less uses it. True when that was the last one."""
         count = self._held[outline] - 1
         if count:
             self._held[outline] = count
-            return
+            return False
         del self._held[outline]
         del self._same[outline]
         self._paths.pop(outline, None)
@@ -48,6 +49,7 @@ class CriticalPaths:
             del users[outline]
             if not users:
                 del self._users[key]
+        return True
 
     def path_s(self, outline: Outline, position: int) -> float:
         """Seconds from the start of this position to the end of the request."""

@@ -24,11 +24,11 @@ import numpy as np
 from st2i_dask.errors import PolicyError
 
 from .candidates import Candidate, Outlook, WeightOf
-from .lanes import Floats, Indices, Lanes
+from .lanes import Lanes
 from .outline import Outline
 
 #: Up to that many lanes a plain loop is faster than NumPy.
-FEW = 12
+FEW = 32
 
 
 class FairQueue:
@@ -69,8 +69,11 @@ class FairQueue:
     def refresh_outline(self, outline: Outline) -> None:
         self._lanes.refresh_outline(outline)
 
-    def refresh_model(self, model: str | None) -> None:
-        self._lanes.refresh_model(model)
+    def refresh_models(self, models: Collection[str] | None) -> None:
+        self._lanes.refresh_models(models)
+
+    def outline_left(self, outline: Outline) -> None:
+        self._lanes.forget_outline(outline)
 
     def __len__(self) -> int:
         return self._lanes.queued
@@ -84,77 +87,69 @@ class FairQueue:
         return len(self._lanes)
 
     def choose(self, now: float, without: Collection[str] = ()) -> Candidate | None:
-        lanes = self._lanes
-        if not len(lanes):
-            return None
-        if len(lanes) == 1:
-            head = lanes.head(0)
-            return head if head.model not in without else None
-        if len(lanes) <= FEW:
-            return self._choose_of_few(now, without)
-        return self._choose_of_many(now, without)
+        lanes = len(self._lanes)
+        if lanes > FEW:
+            return self._choose_of_many(now, without)
+        return self._choose_of_few(now, without) if lanes else None
 
     def _choose_of_few(self, now: float, without: Collection[str] = ()) -> Candidate | None:
         """The same choice as `_choose_of_many`, bit for bit, without NumPy's cost per call."""
-        lanes = self._lanes
-        since, vtime, path, run = [column.tolist() for column in lanes.columns()]
-        limit = min(vtime) + self._slack_s
-        rows = [row for row, v in enumerate(vtime) if v <= limit]
+        lanes = self._lanes.rows
+        limit = min([lane.vtime_s for lane in lanes]) + self._slack_s
+        lanes = [lane for lane in lanes if lane.vtime_s <= limit]
         if without:
-            rows = [row for row in rows if lanes.head(row).model not in without]
-            if not rows:
+            lanes = [lane for lane in lanes if lane.kind.cost.key.model not in without]
+            if not lanes:
                 return None
-        if len(rows) == 1:
-            return lanes.head(rows[0])
-        waited = [now - since[row] for row in rows]
-        longest = max(waited)
-        furthest, dearest = max([path[row] for row in rows]), max([run[row] for row in rows])
-        best = -math.inf
-        ties: list[tuple[float, int]] = []
-        for row, wait in zip(rows, waited, strict=True):
-            score = wait / longest if longest > 0 else 0.0
-            score -= path[row] / furthest if furthest > 0 else 0.0
-            score -= run[row] / dearest if dearest > 0 else 0.0
-            if score > best:
-                best, ties = score, [(wait, row)]
-            elif score == best:
-                ties.append((wait, row))
-        if len(ties) > 1:
-            longest = max(ties)[0]
-            heads = [lanes.head(row) for wait, row in ties if wait == longest]
-            return min(heads, key=_key)
-        return lanes.head(ties[0][1])
+        if len(lanes) == 1:
+            return lanes[0].waiting.first()
+        waits = [now - lane.since for lane in lanes]
+        paths = [lane.kind.path_s for lane in lanes]
+        runs = [lane.kind.cost.run_s for lane in lanes]
+        longest, furthest, dearest = _unit(max(waits)), _unit(max(paths)), _unit(max(runs))
+        scores = [
+            wait / longest - path / furthest - run / dearest
+            for wait, path, run in zip(waits, paths, runs, strict=True)
+        ]
+        best = max(scores)
+        if scores.count(best) == 1:
+            return lanes[scores.index(best)].waiting.first()
+        ties = [at for at, score in enumerate(scores) if score == best]
+        most = max([waits[at] for at in ties])
+        return min([lanes[at].waiting.first() for at in ties if waits[at] == most], key=_key)
 
     def _choose_of_many(self, now: float, without: Collection[str] = ()) -> Candidate | None:
         lanes = self._lanes
         since, vtime, path, run = lanes.columns()
         largest = np.maximum.reduce
-        limit = np.minimum.reduce(vtime) + self._slack_s
-        eligible = vtime <= limit
+        eligible = vtime <= np.minimum.reduce(vtime) + self._slack_s
         for model in without:
-            eligible &= lanes.not_of(model)
-        rows: Indices | None = None
-        if np.count_nonzero(eligible) < len(eligible):
+            lanes.leave_out(model, eligible)
+        rows = None
+        if not eligible.all():
             rows = eligible.nonzero()[0]
             if not len(rows):
                 return None
             if len(rows) == 1:
-                return lanes.head(int(rows[0]))
+                return self._head(int(rows[0]))
             since, path, run = since.take(rows), path.take(rows), run.take(rows)
         waited = now - since
-        score = _scaled(waited, largest(waited))
-        score -= _scaled(path, largest(path))
-        score -= _scaled(run, largest(run))
+        score = waited / _unit(largest(waited))
+        score -= path / _unit(largest(path))
+        score -= run / _unit(largest(run))
         best = int(score.argmax())
         tied = score == score[best]
         if np.count_nonzero(tied) == 1:
-            return lanes.head(best if rows is None else int(rows[best]))
+            return self._head(best if rows is None else int(rows[best]))
         ties = tied.nonzero()[0]
         of_ties = waited.take(ties)
         ties = ties[of_ties == largest(of_ties)]
         if rows is not None:
             ties = rows.take(ties)
-        return min(map(lanes.head, ties.tolist()), key=_key)
+        return min(map(self._head, ties.tolist()), key=_key)
+
+    def _head(self, row: int) -> Candidate:
+        return self._lanes.rows[row].waiting.first()
 
     def _check(self) -> None:
         self._lanes._check()
@@ -164,6 +159,6 @@ def _key(candidate: Candidate) -> str:
     return candidate.key
 
 
-def _scaled(values: Floats, largest: float) -> Floats:
-    """Values divided by their largest: within [0, 1]; all 0 when that is 0."""
-    return values / largest if largest > 0 else np.zeros_like(values)
+def _unit(largest: float) -> float:
+    """What values are divided by so that their largest becomes 1; so that all become 0 when it is 0."""
+    return largest if largest > 0.0 else math.inf

@@ -1,16 +1,19 @@
-"""Lanes: ready work that differs only in waiting time, with the heads held in NumPy arrays.
+"""Lanes: ready work that differs only in waiting time.
 
 A lane is (tenant, workflow outline, position); the shape bucket is part of the outline. What is
-the same for all tenants at one position of one outline is a *kind*: its remaining path and own
-execution time are stored once. Seconds to load are stored once per model. So a change of an
-estimate, or of which executor is idle, touches one number, and the per-lane columns are gathered
-again in one pass before the next decision.
+the same for all tenants at one position of one outline is a *kind*: its remaining path is stored once.
+Seconds on the best idle executor are stored once per cost key. So a change of an estimate, or of which
+executor is idle, touches one number. Kinds stay until their outline is used no more.
+
+Every number that a choice depends on is kept twice: in the objects, for few lanes, and in columns, which
+NumPy reads without a copy, for many.
 """
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,70 +23,63 @@ from .candidates import Candidate, Outlook
 from .outline import CostKey, Outline
 
 Floats = NDArray[np.float64]
-Indices = NDArray[np.intp]
-_Number = TypeVar("_Number", bound=np.generic)
 
 
 @dataclass(slots=True, eq=False)
-class Kind:
-    """One position of one outline, shared by the lanes of all tenants."""
+class Cost:
+    """A cost key of some kind. run_s: on the best idle executor, load included; up to date while there
+    are lanes."""
 
-    outline: Outline
-    position: int
+    key: CostKey
     index: int
-    model: ModelLoad
+    own_s: float = 0.0
+    run_s: float = 0.0
+    kinds: int = 0
     lanes: int = 0
 
 
 @dataclass(slots=True, eq=False)
-class ModelLoad:
-    """A model some lane needs; its seconds to load live at `index` of the model column."""
+class Kind:
+    """One position of one outline, shared by the lanes of all tenants. path_s: remaining critical path."""
 
-    cost_key: CostKey
+    position: int
     index: int
-    kinds: int = 0
+    cost: Cost
+    path_s: float
 
 
 @dataclass(slots=True, eq=False)
 class Lane:
-    """The waiting invocations of one tenant at one kind, longest waiting first."""
+    """The waiting invocations of one tenant at one kind, longest waiting first. since: of the head, s."""
 
     tenant: str
     kind: Kind
-    index: int
+    row: int
+    vtime_s: float
+    since: float
     waiting: Backlog = field(default_factory=Backlog)
 
 
 class Lanes:
-    """All lanes. Rows 0..len-1 of the columns are in use, in no particular order.
-
-    Columns: `since` (what the head waits since, s), `vtime` (of the tenant, s), `path` and `run`
-    (remaining critical path; own execution on the best idle executor: both seconds).
-    """
+    """All lanes, in no particular order: `rows`."""
 
     def __init__(self, outlook: Outlook) -> None:
         self._outlook = outlook
-        self._lanes: list[Lane] = []
+        self.rows: list[Lane] = []
         self._by_tenant: dict[str, dict[Kind, Lane]] = {}
         self._kinds: dict[Outline, dict[int, Kind]] = {}
-        self._models: dict[str, ModelLoad] = {}
+        self._costs: dict[str, dict[CostKey, Cost]] = {}  # by model
         self._where: dict[str, Lane] = {}
-        self._since: Floats = np.zeros(64)
-        self._vtime: Floats = np.zeros(64)
-        self._path: Floats = np.zeros(64)
-        self._run: Floats = np.zeros(64)
-        self._kind_of: Indices = np.zeros(64, dtype=np.intp)
-        self._kind_path: Floats = np.zeros(64)
-        self._kind_own: Floats = np.zeros(64)
-        self._kind_model: Indices = np.zeros(64, dtype=np.intp)
-        self._model_load: Floats = np.zeros(64)
-        self._free_kinds: list[int] = list(range(63, -1, -1))
-        self._free_models: list[int] = list(range(63, -1, -1))
-        self._stale = False
+        # By row, seconds; then the index of kind and cost, by which the last two have theirs.
+        self._since, self._vtime = array("d"), array("d")
+        self._kind, self._cost = array("q"), array("q")
+        self._path, self._run = array("d"), array("d")
+        self._free_kinds: list[int] = []
+        self._free_costs: list[int] = []
 
     def __len__(self) -> int:
         """Number of lanes."""
-        return len(self._lanes)
+        return len(self.rows)
 
     @property
     def queued(self) -> int:
@@ -95,181 +91,178 @@ class Lanes:
     # Rows
 
     def add(self, candidate: Candidate, vtime_s: float) -> None:
-        tenant = candidate.tenant
-        lanes = self._by_tenant.setdefault(tenant, {})
+        tenant, position = candidate.tenant, candidate.position
         kinds = self._kinds.get(candidate.outline)
-        kind = kinds.get(candidate.position) if kinds is not None else None
-        if kind is None:
-            kind = self._new_kind(candidate)
+        if kinds is None or position not in kinds:
+            kinds = self._new_kind(candidate)
+        kind = kinds[position]
+        lanes = self._by_tenant.get(tenant)
+        if lanes is None:
+            lanes = self._by_tenant[tenant] = {}
         lane = lanes.get(kind)
         if lane is None:
-            lane = lanes[kind] = self._new_lane(tenant, kind, vtime_s)
+            lane = lanes[kind] = self._new_lane(candidate, kind, vtime_s)
+        elif candidate.since < lane.since:
+            lane.since = self._since[lane.row] = candidate.since
         lane.waiting.push((candidate.since,), candidate)
-        self._since[lane.index] = lane.waiting.first_rank()[0]
         self._where[candidate.key] = lane
 
     def discard(self, key: str) -> None:
         """Take it out; KeyError if it does not wait here."""
         lane = self._where.pop(key)
-        lane.waiting.remove(key)
-        if lane.waiting:
-            self._since[lane.index] = lane.waiting.first_rank()[0]
+        waiting = lane.waiting
+        waiting.remove(key)
+        if waiting:
+            lane.since = self._since[lane.row] = waiting.first_rank()[0]
         else:
             self._drop_lane(lane)
 
-    def head(self, row: int) -> Candidate:
-        return self._lanes[row].waiting.first()
-
     def set_vtime(self, tenant: str, vtime_s: float) -> None:
-        for lane in self._by_tenant.get(tenant, {}).values():
-            self._vtime[lane.index] = vtime_s
+        lanes = self._by_tenant.get(tenant)
+        if lanes is not None:
+            for lane in lanes.values():
+                lane.vtime_s = self._vtime[lane.row] = vtime_s
 
     def columns(self) -> tuple[Floats, Floats, Floats, Floats]:
-        """(since, vtime, path, run) of all lanes: views, valid until the next change."""
-        n = len(self._lanes)
-        if self._stale:
-            kind_of = self._kind_of[:n]
-            self._path[:n] = self._kind_path.take(kind_of)
-            run = self._kind_own + self._model_load.take(self._kind_model)
-            self._run[:n] = run.take(kind_of)
-            self._stale = False
-        return self._since[:n], self._vtime[:n], self._path[:n], self._run[:n]
+        """(since, vtime, path, run) by row, s; no lane may come or go while they are in use."""
+        kind, cost = np.frombuffer(self._kind, np.int64), np.frombuffer(self._cost, np.int64)
+        path, run = np.frombuffer(self._path).take(kind), np.frombuffer(self._run).take(cost)
+        return np.frombuffer(self._since), np.frombuffer(self._vtime), path, run
 
-    def not_of(self, model: str) -> NDArray[np.bool_]:
-        """Which lanes need another model."""
-        held = self._models.get(model)
-        of: Indices = self._kind_model.take(self._kind_of[: len(self._lanes)])
-        return np.not_equal(of, held.index if held is not None else -1)
+    def leave_out(self, model: str, rows: NDArray[np.bool_]) -> None:
+        """Make False those of lanes that need this model."""
+        of_row = np.frombuffer(self._cost, np.int64)
+        for cost in self._costs.get(model, {}).values():
+            rows &= of_row != cost.index
 
     # Estimates
 
     def refresh_outline(self, outline: Outline) -> None:
-        """Ask the outlook again for all live kinds of an outline."""
+        """Ask the outlook again for all kinds of an outline."""
         for kind in self._kinds.get(outline, {}).values():
-            self._ask(kind)
+            kind.path_s = self._outlook.path_s(outline, kind.position)
+            self._path[kind.index] = kind.path_s
+            self._ask(kind.cost)
 
-    def refresh_model(self, model: str | None) -> None:
-        """Ask the outlook again for the seconds to load a model; None: every model."""
-        if model is None:
-            for name in self._models:
-                self.refresh_model(name)
-            return
-        held = self._models.get(model)
-        if held is not None:
-            load_s = self._outlook.load_s(held.cost_key)
-            if load_s != self._model_load[held.index]:
-                self._model_load[held.index] = load_s
-                self._stale = True
+    def refresh_models(self, models: Collection[str] | None) -> None:
+        """Ask the outlook again for the seconds to load these models; None: every model."""
+        for model in self._costs if models is None else models:
+            costs = self._costs.get(model)
+            if costs is not None:
+                for cost in costs.values():
+                    if cost.lanes:
+                        self._ask_load(cost)
 
-    def _ask(self, kind: Kind) -> None:
-        self._kind_path[kind.index] = self._outlook.path_s(kind.outline, kind.position)
-        self._kind_own[kind.index] = self._outlook.own_s(kind.outline.cost_keys[kind.position])
-        self._stale = True
+    def forget_outline(self, outline: Outline) -> None:
+        """No more lanes of it are expected; there are none now."""
+        for kind in self._kinds.pop(outline, {}).values():
+            self._free_kinds.append(kind.index)
+            cost = kind.cost
+            cost.kinds -= 1
+            if not cost.kinds:
+                costs = self._costs[cost.key.model]
+                del costs[cost.key]
+                if not costs:
+                    del self._costs[cost.key.model]
+                self._free_costs.append(cost.index)
+
+    def _ask(self, cost: Cost) -> None:
+        cost.own_s = self._outlook.own_s(cost.key)
+        self._ask_load(cost)
+
+    def _ask_load(self, cost: Cost) -> None:
+        cost.run_s = self._run[cost.index] = cost.own_s + self._outlook.load_s(cost.key)
 
     # Growing and shrinking
 
-    def _new_lane(self, tenant: str, kind: Kind, vtime_s: float) -> Lane:
-        index = len(self._lanes)
-        if index == len(self._since):
-            for column in ("_since", "_vtime", "_path", "_run", "_kind_of"):
-                setattr(self, column, _doubled(getattr(self, column)))
-        lane = Lane(tenant, kind, index)
-        self._lanes.append(lane)
-        kind.lanes += 1
-        self._vtime[index] = vtime_s
-        self._kind_of[index] = kind.index
-        if not self._stale:
-            self._path[index] = self._kind_path[kind.index]
-            self._run[index] = self._kind_own[kind.index] + self._model_load[kind.model.index]
+    def _new_lane(self, first: Candidate, kind: Kind, vtime_s: float) -> Lane:
+        lane = Lane(first.tenant, kind, len(self.rows), vtime_s, first.since)
+        cost = kind.cost
+        if not cost.lanes:
+            self._ask(cost)
+        cost.lanes += 1
+        self.rows.append(lane)
+        self._since.append(first.since)
+        self._vtime.append(vtime_s)
+        self._kind.append(kind.index)
+        self._cost.append(cost.index)
         return lane
 
     def _drop_lane(self, lane: Lane) -> None:
-        last = self._lanes.pop()
+        last, row = self.rows.pop(), lane.row
+        since, vtime = self._since.pop(), self._vtime.pop()
+        kind, cost = self._kind.pop(), self._cost.pop()
         if last is not lane:
-            row, end = lane.index, last.index
-            self._lanes[row] = last
-            for column in (self._since, self._vtime, self._path, self._run):
-                column[row] = column[end]
-            self._kind_of[row] = self._kind_of[end]
-            last.index = row
+            self.rows[row], last.row = last, row
+            self._since[row], self._vtime[row] = since, vtime
+            self._kind[row], self._cost[row] = kind, cost
+        lane.kind.cost.lanes -= 1
         lanes = self._by_tenant[lane.tenant]
         del lanes[lane.kind]
         if not lanes:
             del self._by_tenant[lane.tenant]
-        kind = lane.kind
-        kind.lanes -= 1
-        if not kind.lanes:
-            self._drop_kind(kind)
 
-    def _new_kind(self, candidate: Candidate) -> Kind:
-        cost_key = candidate.cost_key
-        model = self._models.get(cost_key.model)
-        if model is None:
-            if not self._free_models:
-                size = len(self._model_load)
-                self._model_load = _doubled(self._model_load)
-                self._free_models.extend(range(2 * size - 1, size - 1, -1))
-            model = ModelLoad(cost_key, self._free_models.pop())
-            self._models[cost_key.model] = model
-            self._model_load[model.index] = self._outlook.load_s(cost_key)
-        if not self._free_kinds:
-            size = len(self._kind_path)
-            for column in ("_kind_path", "_kind_own", "_kind_model"):
-                setattr(self, column, _doubled(getattr(self, column)))
-            self._free_kinds.extend(range(2 * size - 1, size - 1, -1))
-        model.kinds += 1
-        kind = Kind(candidate.outline, candidate.position, self._free_kinds.pop(), model)
-        self._kinds.setdefault(candidate.outline, {})[candidate.position] = kind
-        self._kind_model[kind.index] = model.index
-        self._ask(kind)
-        return kind
-
-    def _drop_kind(self, kind: Kind) -> None:
-        kinds = self._kinds[kind.outline]
-        del kinds[kind.position]
-        if not kinds:
-            del self._kinds[kind.outline]
-        self._free_kinds.append(kind.index)
-        self._kind_model[kind.index] = 0
-        kind.model.kinds -= 1
-        if not kind.model.kinds:
-            del self._models[kind.model.cost_key.model]
-            self._free_models.append(kind.model.index)
+    def _new_kind(self, candidate: Candidate) -> dict[int, Kind]:
+        """The kinds of its outline, its own one now among them."""
+        outline, position = candidate.outline, candidate.position
+        key = candidate.cost_key
+        costs = self._costs.setdefault(key.model, {})
+        cost = costs.get(key)
+        if cost is None:
+            cost = costs[key] = Cost(key, _free(self._run, self._free_costs))
+        cost.kinds += 1
+        path_s = self._outlook.path_s(outline, position)
+        kind = Kind(position, _free(self._path, self._free_kinds), cost, path_s)
+        self._path[kind.index] = path_s
+        kinds = self._kinds.setdefault(outline, {})
+        kinds[position] = kind
+        return kinds
 
     def _check(self) -> None:
-        since, vtime, path, run = self.columns()
+        outlook = self._outlook
         queued = 0
-        used: dict[int, int] = {}
-        for row, lane in enumerate(self._lanes):
+        lanes_of: dict[Cost, int] = {}
+        for row, lane in enumerate(self.rows):
+            kind, cost = lane.kind, lane.kind.cost
+            head = lane.waiting.first()
             lane.waiting._check()
-            assert lane.index == row
-            assert lane.waiting
-            assert self._by_tenant[lane.tenant][lane.kind] is lane
-            kind = lane.kind
-            assert self._kinds[kind.outline][kind.position] is kind
-            assert self._models[kind.model.cost_key.model] is kind.model
-            assert since[row] == lane.waiting.first_rank()[0] == lane.waiting.first().since
-            assert path[row] == self._kind_path[kind.index]
-            assert run[row] == self._kind_own[kind.index] + self._model_load[kind.model.index]
-            assert self._where[lane.waiting.first().key] is lane
+            assert (lane.row, lane.tenant) == (row, head.tenant)
+            assert self._by_tenant[lane.tenant][kind] is lane
+            assert self._kinds[head.outline][head.position] is kind
+            assert self._where[head.key] is lane
+            assert (self._kind[row], self._cost[row]) == (kind.index, cost.index)
+            assert lane.since == self._since[row] == lane.waiting.first_rank()[0] == head.since
+            assert lane.vtime_s == self._vtime[row]
             queued += len(lane.waiting)
-            used[kind.index] = used.get(kind.index, 0) + 1
-        by_tenant: dict[str, set[float]] = {}
-        for row, lane in enumerate(self._lanes):
-            by_tenant.setdefault(lane.tenant, set()).add(float(vtime[row]))
-        assert all(len(values) == 1 for values in by_tenant.values())
-        assert set(by_tenant) == set(self._by_tenant)
+            lanes_of[cost] = lanes_of.get(cost, 0) + 1
+        rows = len(self.rows)
+        assert all(len(c) == rows for c in (self._since, self._vtime, self._kind, self._cost))
+        assert sum(map(len, self._by_tenant.values())) == rows
+        for lanes in self._by_tenant.values():
+            assert len({lane.vtime_s for lane in lanes.values()}) == 1
         assert queued == len(self._where)
-        kinds = [kind for kinds in self._kinds.values() for kind in kinds.values()]
-        assert {kind.index: kind.lanes for kind in kinds} == used
-        for kind in kinds:
-            key = kind.outline.cost_keys[kind.position]
-            assert self._kind_path[kind.index] == self._outlook.path_s(kind.outline, kind.position)
-            assert self._kind_own[kind.index] == self._outlook.own_s(key)
-        assert len(kinds) + len(self._free_kinds) == len(self._kind_path)
-        assert len(self._models) + len(self._free_models) == len(self._model_load)
-        assert sum(model.kinds for model in self._models.values()) == len(kinds)
+        kinds_of: dict[Cost, int] = {}
+        for outline, kinds in self._kinds.items():
+            for position, kind in kinds.items():
+                assert (kind.position, kind.cost.key) == (position, outline.cost_keys[position])
+                assert self._path[kind.index] == kind.path_s == outlook.path_s(outline, position)
+                kinds_of[kind.cost] = kinds_of.get(kind.cost, 0) + 1
+        costs = [cost for costs in self._costs.values() for cost in costs.values()]
+        assert {cost: cost.kinds for cost in costs} == kinds_of
+        for cost in costs:
+            assert self._costs[cost.key.model][cost.key] is cost
+            assert cost.lanes == lanes_of.pop(cost, 0)
+            if cost.lanes:
+                assert cost.own_s == outlook.own_s(cost.key)
+                assert self._run[cost.index] == cost.run_s >= cost.own_s
+        assert not lanes_of
+        assert sum(kinds_of.values()) + len(self._free_kinds) == len(self._path)
+        assert len(costs) + len(self._free_costs) == len(self._run)
 
 
-def _doubled(column: NDArray[_Number]) -> NDArray[_Number]:
-    return np.concatenate([column, np.zeros_like(column)])
+def _free(column: array[float], free: list[int]) -> int:
+    """An index that nobody uses."""
+    if free:
+        return free.pop()
+    column.append(0.0)
+    return len(column) - 1

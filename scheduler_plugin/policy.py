@@ -188,8 +188,7 @@ class FairPolicy:
             return None
         if not placement.idle:
             return None
-        for model in placement.take_moved():
-            self._chooser.refresh_model(model)
+        self._chooser.refresh_models(placement.take_moved())
         candidate = self._choose(now)
         if candidate is None:
             return None

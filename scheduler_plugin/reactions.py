@@ -115,7 +115,8 @@ class Reactions:
         for invocation in list(request.invocations.values()):
             self._lifecycle.cancel(invocation, event, out, stopped=False)
         self._book.close(request)
-        self._paths.release(request.outline)
+        if self._paths.release(request.outline):
+            self._lifecycle.chooser.outline_left(request.outline)
         self._lifecycle.settle_activity(request.tenant)
 
     def _ready(self, event: ev.InvocationReady, out: list[Instruction]) -> None:

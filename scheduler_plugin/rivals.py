@@ -63,8 +63,11 @@ class _Grouped:
     def refresh_outline(self, outline: Outline) -> None:
         """Estimates are asked for at every decision."""
 
-    def refresh_model(self, model: str | None) -> None:
+    def refresh_models(self, models: Collection[str] | None) -> None:
         """Load plays no part here."""
+
+    def outline_left(self, outline: Outline) -> None:
+        """Nothing is kept of an outline."""
 
     def set_slack(self, slack_s: float) -> None:
         """There is no slack here."""

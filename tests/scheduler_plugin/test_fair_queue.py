@@ -105,8 +105,7 @@ def test_load_of_the_model_counts_as_execution():
     queue = queue_of(outlook, 9.0, (candidate("a", "t", "x"), 0.0), (candidate("b", "u", "y"), 0.0))
     assert chosen(queue) == "b"
     outlook.load = {"y": 5.0}
-    queue.refresh_model("x")
-    queue.refresh_model("y")
+    queue.refresh_models(["x", "y", "nowhere"])
     queue._check()
     assert chosen(queue) == "a"
 
@@ -170,8 +169,11 @@ def test_an_emptied_queue_is_empty():
         queue.discard(f"k{number}")
     queue._check()
     assert (len(queue), queue.lanes) == (0, 0)
+    for outline in OUTLINES.values():
+        queue.outline_left(outline)
+    queue._check()
     assert not queue._lanes._kinds
-    assert not queue._lanes._models
+    assert not queue._lanes._costs
 
 
 def test_misuse_is_refused():
@@ -275,10 +277,15 @@ class QueueMachine(RuleBasedStateMachine):
         self.outlook.path[model], self.outlook.own[model] = path, own
         self.queue.refresh_outline(OUTLINES[model])
 
-    @rule(model=st.sampled_from("xyz"), load=SECONDS)
-    def load(self, model, load):
-        self.outlook.load[model] = load
-        self.queue.refresh_model(model)
+    @rule(loads=st.dictionaries(st.sampled_from("xyz"), SECONDS), named=st.booleans())
+    def load(self, loads, named):
+        self.outlook.load |= loads
+        self.queue.refresh_models(loads if named else None)
+
+    @rule(model=st.sampled_from("xyz"))
+    def leave_outline(self, model):
+        if all(one.outline is not OUTLINES[model] for one in self.waiting.values()):
+            self.queue.outline_left(OUTLINES[model])
 
     @rule(slack=SECONDS)
     def set_slack(self, slack):

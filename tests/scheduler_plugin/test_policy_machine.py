@@ -242,7 +242,7 @@ def assert_empty(policy):
         assert (len(lanes), lanes.queued) == (0, 0)
         assert not lanes._by_tenant
         assert not lanes._kinds
-        assert not lanes._models
+        assert not lanes._costs
 
 
 class FifoMachine(PolicyMachine):

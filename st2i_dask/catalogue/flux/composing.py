@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -10,11 +10,19 @@ from ...parameters import Static
 from ...rules import Multiple, OneOf, Prompt, Range
 from ..denoising import guided, scheduler_step, timestep
 from ..folder import DiffusersFolder, check_dtype
-from ..lora import Loras
+from ..lora import Loras, adapted
 from ..pictures import finish_pixels
 from ..scheduler_check import Steps, check_scheduler
 from ..spread import MAX_IMAGES
-from .parts import ClipText, T5Text, TokenCounter, make_scheduler, text_ids
+from .parts import (
+    ClipText,
+    FluxTransformer,
+    T5Text,
+    TokenCounter,
+    VaeDecoder,
+    make_scheduler,
+    text_ids,
+)
 
 # The pipelines' own limit (check_inputs).
 MAX_SEQUENCE_LENGTH = 512
@@ -30,8 +38,31 @@ Spread = Static[bool]
 Output = Static[Literal["pil", "pt"]]
 
 
+@dataclass(frozen=True)
+class Texts:
+    """A request's texts as its transformer takes them; the negative ones None without true CFG."""
+
+    pooled: Any
+    embeds: Any
+    ids: Any
+    negative_pooled: Any = None
+    negative_embeds: Any = None
+    true_cfg_scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class Start:
+    """What denoising starts from, inside a workflow: packed latents, their ids, the scheduler and the
+    steps that are taken."""
+
+    latents: Any
+    image_ids: Any
+    schedule: Any
+    steps: range
+
+
 class FluxBase:
-    """What the workflows of a FLUX.1 folder read from its configuration.
+    """A folder of FLUX.1 as workflows need it: what they read from its configuration, and compose alike.
 
     flow_sigmas: whether the pipeline lets a scheduler that can make flow sigmas itself do so. noises:
     whether it adds noise to a picture.
@@ -75,91 +106,78 @@ class FluxBase:
         self.prompt = Prompt(max_tokens=limit, count=tokens)
         self.negative_prompt = Prompt(max_tokens=limit, count=tokens, may_be_empty=True)
 
+    # -- composing -----------------------------------------------------------------------------
 
-@dataclass(frozen=True)
-class Texts:
-    """A request's texts as its transformer takes them; the negative ones None without true CFG."""
-
-    pooled: Any
-    embeds: Any
-    ids: Any
-    negative_pooled: Any = None
-    negative_embeds: Any = None
-
-
-def encode_texts(
-    clip: ClipText,
-    t5: T5Text,
-    prompt: Any,
-    negative_prompt: Any,
-    true_cfg_scale: float,
-    max_sequence_length: int,
-    num_images: int,
-) -> Texts:
-    """Inside a workflow: the prompt through both encoders, and the negative one with true CFG: as in
-    the pipeline where there is a negative prompt, be it empty, and a scale above 1."""
-    pooled = clip(prompt, num_images)
-    embeds = t5(prompt, max_sequence_length, num_images)
-    ids = text_ids(embeds, pooled)
-    if negative_prompt is None or true_cfg_scale <= 1:
-        return Texts(pooled, embeds, ids)
-    return Texts(
-        pooled,
-        embeds,
-        ids,
-        clip(negative_prompt, num_images),
-        t5(negative_prompt, max_sequence_length, num_images),
-    )
-
-
-def denoise(
-    transformer: Any,
-    texts: Texts,
-    latents: Any,
-    image_ids: Any,
-    schedule: Any,
-    steps: Iterable[int],
-    guidance_scale: Any,
-    true_cfg_scale: float,
-    *,
-    control: Callable[[int, dict[str, Any]], dict[str, Any]] | None = None,
-    after: Callable[[int, Any, Any], Any] | None = None,
-) -> Any:
-    """Inside a workflow: the latents after all steps.
-
-    With true CFG a step is two invocations of the transformer, which do not wait for each other.
-    control: composes the ControlNets of a step and gives the transformer's other inputs; it is called
-        with the step and with what both have in common.
-    after: composes what happens to the latents after a step; it is called with the step, the scheduler
-        and the latents.
-    """
-    for step in steps:
-        common = dict(
-            latents=latents,
-            timestep=timestep(schedule, step, latents),
-            guidance_scale=guidance_scale,
-            pooled_prompt_embeds=texts.pooled,
-            prompt_embeds=texts.embeds,
-            text_ids=texts.ids,
-            image_ids=image_ids,
+    def texts(
+        self,
+        prompt: Any,
+        negative_prompt: Any,
+        true_cfg_scale: float,
+        max_sequence_length: int,
+        num_images: int,
+        loras: Any,
+    ) -> Texts:
+        """The prompt through both encoders, and the negative one with true CFG: as in the pipeline where
+        there is a negative prompt, be it empty, and a scale above 1."""
+        clip = ClipText(self.source, **adapted(self.options, loras, "text_encoder"))
+        t5 = T5Text(self.source, **adapted(self.options, loras, "text_encoder_2"))
+        pooled = clip(prompt, num_images)
+        embeds = t5(prompt, max_sequence_length, num_images)
+        ids = text_ids(embeds, pooled)
+        if negative_prompt is None or true_cfg_scale <= 1:
+            return Texts(pooled, embeds, ids)
+        return Texts(
+            pooled,
+            embeds,
+            ids,
+            clip(negative_prompt, num_images),
+            t5(negative_prompt, max_sequence_length, num_images),
+            true_cfg_scale,
         )
-        more = control(step, common) if control is not None else {}
-        noise_pred = transformer(**common, **more)
-        if texts.negative_embeds is not None:
-            negative = dict(
-                pooled_prompt_embeds=texts.negative_pooled, prompt_embeds=texts.negative_embeds
+
+    def picture(
+        self,
+        start: Start,
+        texts: Texts,
+        guidance_scale: Any,
+        loras: Any,
+        height: int,
+        width: int,
+        output_type: str,
+        *,
+        control: Callable[[int, dict[str, Any]], dict[str, Any]] | None = None,
+        after: Callable[[int, Any, Any], Any] | None = None,
+    ) -> Any:
+        """The images of a request.
+
+        With true CFG a step is two invocations of the transformer, which do not wait for each other.
+        control: composes the ControlNets of a step and gives the transformer's other inputs; it is
+            called with the step and with what both have in common.
+        after: composes what happens to the latents after a step; it is called with the step, the
+            scheduler and the latents.
+        """
+        transformer = FluxTransformer(self.source, **adapted(self.options, loras, "transformer"))
+        latents, schedule = start.latents, start.schedule
+        for step in start.steps:
+            common = dict(
+                latents=latents,
+                timestep=timestep(schedule, step, latents),
+                guidance_scale=guidance_scale,
+                pooled_prompt_embeds=texts.pooled,
+                prompt_embeds=texts.embeds,
+                text_ids=texts.ids,
+                image_ids=start.image_ids,
             )
-            unwanted = transformer(**{**common, **negative}, **more)
-            noise_pred = guided(noise_pred, unwanted, true_cfg_scale)
-        latents, schedule = scheduler_step(schedule, step, noise_pred, latents)
-        if after is not None:
-            latents = after(step, schedule, latents)
-    return latents
-
-
-def to_pictures(
-    base: FluxBase, decoder: Any, latents: Any, height: int, width: int, output_type: str
-) -> Any:
-    """Inside a workflow: the images of packed latents."""
-    pixels = decoder(latents, height, width)
-    return finish_pixels(pixels, output_type, base.vae_scale_factor * 2, "the FLUX VAE")
+            more = control(step, common) if control is not None else {}
+            noise_pred = transformer(**common, **more)
+            if texts.negative_embeds is not None:
+                negative = dict(
+                    pooled_prompt_embeds=texts.negative_pooled, prompt_embeds=texts.negative_embeds
+                )
+                unwanted = transformer(**{**common, **negative}, **more)
+                noise_pred = guided(noise_pred, unwanted, texts.true_cfg_scale)
+            latents, schedule = scheduler_step(schedule, step, noise_pred, latents)
+            if after is not None:
+                latents = after(step, schedule, latents)
+        pixels = VaeDecoder(self.source, **self.options)(latents, height, width)
+        return finish_pixels(pixels, output_type, self.vae_scale_factor * 2, "the FLUX VAE")

@@ -43,14 +43,13 @@ class Controls:
     """The ControlNets of a workflow, in order.
 
     images, modes, scales, bounds: the rules of the parameters; modes: None where no ControlNet has any.
-    guided: whether they have a guidance embedding.
+    fixed: parameters that neither they nor the transformer take, and what they are for good.
     """
 
     def __init__(self, base: FluxBase, nets: list[_Net]):
         self._base = base
         self._nets = nets
         first = nets[0]
-        self.guided = bool(first.config.get("guidance_embeds"))
         count, several = len(nets), len(nets) > 1
         self.images: Any = InputImages(count, count) if several else InputImage()
         self.scales: Any = Scales(count) if several else Range(-10, 10)
@@ -59,6 +58,11 @@ class Controls:
         self.modes: Any = None
         if any(limits):
             self.modes = Modes(limits) if several else Range(0, limits[0] - 1)
+        self.fixed: dict[str, Any] = {}
+        if not base.guided and not first.config.get("guidance_embeds"):
+            self.fixed["guidance_scale"] = None
+        if self.modes is None:
+            self.fixed["control_mode"] = None
         # FluxMultiControlNetModel adds to what the first gives: without its singles there are none.
         self._has_singles = bool(first.config.get("num_single_layers"))
         # It zips the residuals: the shortest count, run or not.

@@ -11,7 +11,6 @@ from ...parameters import Maybe, Static
 from ...workflow import Workflow, workflow
 from ..denoising import seeded
 from ..folder import DiffusersFolder
-from ..lora import adapted
 from ..narrowed import without
 from ..spread import draw_images
 from .composing import (
@@ -22,13 +21,11 @@ from .composing import (
     NumImages,
     Output,
     Spread,
+    Start,
     TrueCfg,
-    denoise,
-    encode_texts,
-    to_pictures,
 )
 from .control import find_controls
-from .parts import ClipText, FluxTransformer, T5Text, VaeDecoder, prepare
+from .parts import prepare
 
 
 def flux_controlnet_workflow(
@@ -76,18 +73,9 @@ def flux_controlnet_workflow(
         output_type: Output = "pil",
     ) -> Any:
         """FLUX.1 with ControlNets, text and control images to image."""
-        clip = ClipText(base.source, **adapted(base.options, loras, "text_encoder"))
-        t5 = T5Text(base.source, **adapted(base.options, loras, "text_encoder_2"))
-        transformer = FluxTransformer(base.source, **adapted(base.options, loras, "transformer"))
-        decoder = VaeDecoder(base.source, **base.options)
-        texts = encode_texts(
-            clip,
-            t5,
-            prompt,
-            negative_prompt,
-            true_cfg_scale,
-            max_sequence_length,
-            1 if spread else num_images,
+        batch = 1 if spread else num_images
+        texts = base.texts(
+            prompt, negative_prompt, true_cfg_scale, max_sequence_length, batch, loras
         )
 
         def draw(seed: Any, images: int) -> Any:
@@ -114,25 +102,12 @@ def flux_controlnet_workflow(
                 control_guidance_start,
                 control_guidance_end,
             )
-            latents = denoise(
-                transformer,
-                texts,
-                latents,
-                image_ids,
-                schedule,
-                range(num_steps),
-                guidance_scale,
-                true_cfg_scale,
-                control=control,
+            start = Start(latents, image_ids, schedule, range(num_steps))
+            return base.picture(
+                start, texts, guidance_scale, loras, height, width, output_type, control=control
             )
-            return to_pictures(base, decoder, latents, height, width, output_type)
 
         return draw_images(draw, seed, num_images, spread)
 
-    fixed: dict[str, Any] = {}
-    if not base.guided and not controls.guided:
-        fixed["guidance_scale"] = None
-    if controls.modes is None:
-        fixed["control_mode"] = None
-    made: Workflow = workflow(name=name, replace=True)(without(compose, fixed))
+    made: Workflow = workflow(name=name, replace=True)(without(compose, controls.fixed))
     return made

@@ -11,7 +11,6 @@ from ...workflow import Workflow, workflow
 from ..denoising import seeded
 from ..folder import DiffusersFolder
 from ..input_image import InputImage
-from ..lora import adapted
 from ..narrowed import without
 from ..spread import draw_images
 from ..strength import Strength, first_step
@@ -23,13 +22,10 @@ from .composing import (
     NumImages,
     Output,
     Spread,
-    denoise,
-    encode_texts,
-    to_pictures,
+    Start,
 )
 from .control import find_controls
 from .image_parts import ImageEncoder, prepare_from_image
-from .parts import ClipText, FluxTransformer, T5Text, VaeDecoder
 
 
 def flux_controlnet_image_workflow(
@@ -74,14 +70,9 @@ def flux_controlnet_image_workflow(
         output_type: Output = "pil",
     ) -> Any:
         """FLUX.1 with ControlNets, text, picture and control images to image."""
-        clip = ClipText(base.source, **adapted(base.options, loras, "text_encoder"))
-        t5 = T5Text(base.source, **adapted(base.options, loras, "text_encoder_2"))
+        batch = 1 if spread else num_images
+        texts = base.texts(prompt, "", 1.0, max_sequence_length, batch, loras)
         encoder = ImageEncoder(base.source, **base.options)
-        transformer = FluxTransformer(base.source, **adapted(base.options, loras, "transformer"))
-        decoder = VaeDecoder(base.source, **base.options)
-        texts = encode_texts(
-            clip, t5, prompt, "", 1.0, max_sequence_length, 1 if spread else num_images
-        )
         steps = range(first_step(num_steps, strength), num_steps)
 
         def draw(seed: Any, images: int) -> Any:
@@ -110,25 +101,12 @@ def flux_controlnet_image_workflow(
                 control_guidance_start,
                 control_guidance_end,
             )
-            latents = denoise(
-                transformer,
-                texts,
-                latents,
-                image_ids,
-                schedule,
-                steps,
-                guidance_scale,
-                1.0,
-                control=control,
+            start = Start(latents, image_ids, schedule, steps)
+            return base.picture(
+                start, texts, guidance_scale, loras, height, width, output_type, control=control
             )
-            return to_pictures(base, decoder, latents, height, width, output_type)
 
         return draw_images(draw, seed, num_images, spread)
 
-    fixed: dict[str, Any] = {}
-    if not base.guided and not controls.guided:
-        fixed["guidance_scale"] = None
-    if controls.modes is None:
-        fixed["control_mode"] = None
-    made: Workflow = workflow(name=name, replace=True)(without(compose, fixed))
+    made: Workflow = workflow(name=name, replace=True)(without(compose, controls.fixed))
     return made

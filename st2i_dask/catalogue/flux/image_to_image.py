@@ -9,7 +9,6 @@ from ...workflow import Workflow, workflow
 from ..denoising import keep_outside, seeded
 from ..folder import DiffusersFolder
 from ..input_image import InputImage, MaskImage
-from ..lora import adapted
 from ..narrowed import without
 from ..spread import draw_images
 from ..strength import Strength, first_step
@@ -21,13 +20,10 @@ from .composing import (
     NumImages,
     Output,
     Spread,
+    Start,
     TrueCfg,
-    denoise,
-    encode_texts,
-    to_pictures,
 )
 from .image_parts import ImageEncoder, prepare_from_image, prepare_mask
-from .parts import ClipText, FluxTransformer, T5Text, VaeDecoder
 
 
 def flux_image_workflow(
@@ -70,20 +66,12 @@ def flux_image_workflow(
         output_type: Output = "pil",
     ) -> Any:
         """FLUX.1 text and picture to image; strength 1 leaves nothing of the picture."""
-        clip = ClipText(base.source, **adapted(base.options, loras, "text_encoder"))
-        t5 = T5Text(base.source, **adapted(base.options, loras, "text_encoder_2"))
-        encoder = ImageEncoder(base.source, **base.options)
-        transformer = FluxTransformer(base.source, **adapted(base.options, loras, "transformer"))
-        decoder = VaeDecoder(base.source, **base.options)
-        texts = encode_texts(
-            clip,
-            t5,
-            prompt,
-            negative_prompt,
-            true_cfg_scale,
-            max_sequence_length,
-            1 if spread else num_images,
+        batch = 1 if spread else num_images
+        texts = base.texts(
+            prompt, negative_prompt, true_cfg_scale, max_sequence_length, batch, loras
         )
+        encoder = ImageEncoder(base.source, **base.options)
+        steps = range(first_step(num_steps, strength), num_steps)
 
         def draw(seed: Any, images: int) -> Any:
             encoded = encoder(image, seeded(seed), height, width)
@@ -108,18 +96,10 @@ def flux_image_workflow(
                 def after(step: int, schedule: Any, latents: Any) -> Any:
                     return keep_outside(step, schedule, latents, image_latents, noise, mask)
 
-            latents = denoise(
-                transformer,
-                texts,
-                latents,
-                image_ids,
-                schedule,
-                range(first_step(num_steps, strength), num_steps),
-                guidance_scale,
-                true_cfg_scale,
-                after=after,
+            start = Start(latents, image_ids, schedule, steps)
+            return base.picture(
+                start, texts, guidance_scale, loras, height, width, output_type, after=after
             )
-            return to_pictures(base, decoder, latents, height, width, output_type)
 
         return draw_images(draw, seed, num_images, spread)
 

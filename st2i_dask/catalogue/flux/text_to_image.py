@@ -9,7 +9,6 @@ from ...parameters import Maybe, Static
 from ...workflow import Workflow, workflow
 from ..denoising import seeded
 from ..folder import DiffusersFolder
-from ..lora import adapted
 from ..narrowed import without
 from ..spread import draw_images
 from .composing import (
@@ -20,12 +19,10 @@ from .composing import (
     NumImages,
     Output,
     Spread,
+    Start,
     TrueCfg,
-    denoise,
-    encode_texts,
-    to_pictures,
 )
-from .parts import ClipText, FluxTransformer, T5Text, VaeDecoder, prepare
+from .parts import prepare
 
 
 def flux_workflow(
@@ -62,18 +59,9 @@ def flux_workflow(
         output_type: Output = "pil",
     ) -> Any:
         """FLUX.1 text to image; a negative prompt, be it empty, has a say with true_cfg_scale above 1."""
-        clip = ClipText(base.source, **adapted(base.options, loras, "text_encoder"))
-        t5 = T5Text(base.source, **adapted(base.options, loras, "text_encoder_2"))
-        transformer = FluxTransformer(base.source, **adapted(base.options, loras, "transformer"))
-        decoder = VaeDecoder(base.source, **base.options)
-        texts = encode_texts(
-            clip,
-            t5,
-            prompt,
-            negative_prompt,
-            true_cfg_scale,
-            max_sequence_length,
-            1 if spread else num_images,
+        batch = 1 if spread else num_images
+        texts = base.texts(
+            prompt, negative_prompt, true_cfg_scale, max_sequence_length, batch, loras
         )
 
         def draw(seed: Any, images: int) -> Any:
@@ -88,17 +76,8 @@ def flux_workflow(
                 base.vae_scale_factor,
                 *base.scheduler,
             )
-            latents = denoise(
-                transformer,
-                texts,
-                latents,
-                image_ids,
-                schedule,
-                range(num_steps),
-                guidance_scale,
-                true_cfg_scale,
-            )
-            return to_pictures(base, decoder, latents, height, width, output_type)
+            start = Start(latents, image_ids, schedule, range(num_steps))
+            return base.picture(start, texts, guidance_scale, loras, height, width, output_type)
 
         return draw_images(draw, seed, num_images, spread)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 from ...errors import LoadError
@@ -11,7 +12,7 @@ from ...parameters import Static
 from ...rules import Multiple, OneOf, Prompt, Range
 from ..denoising import guided, scheduler_step, timestep
 from ..folder import DiffusersFolder, check_dtype
-from ..lora import Loras
+from ..lora import Loras, adapted
 from ..pictures import finish_pixels
 from ..scheduler_check import Steps, check_scheduler
 from ..spread import MAX_IMAGES
@@ -32,8 +33,30 @@ Spread = Static[bool]
 Output = Static[Literal["pil", "pt"]]
 
 
+@dataclass(frozen=True)
+class Texts:
+    """A request's texts as its transformer takes them; the negative one None without guidance."""
+
+    embeds: Any
+    ids: Any
+    negative_embeds: Any = None
+    negative_ids: Any = None
+
+
+@dataclass(frozen=True)
+class Start:
+    """What denoising starts from, inside a workflow: latents, their ids, the scheduler and the steps that
+    are taken."""
+
+    latents: Any
+    latent_ids: Any
+    schedule: Any
+    steps: range
+
+
 class KleinBase:
-    """What the workflows of a FLUX.2 Klein folder read from its configuration.
+    """A folder of FLUX.2 Klein as workflows need it: what they read from its configuration, and compose
+    alike.
 
     options: of its ModelFns. channels: of the VAE's latents. multiple: pixels of a token's side.
     distilled: made for few steps, without guidance. default_side: pixels. side, steps: the rules for
@@ -72,9 +95,65 @@ class KleinBase:
             max_tokens="max_sequence_length", count=ChatCounter(folder, "tokenizer")
         )
 
-    def is_guided(self, guidance_scale: float | None) -> bool:
-        """Whether a step is two forwards."""
-        return guidance_scale is not None and guidance_scale > 1 and not self.distilled
+    # -- composing -----------------------------------------------------------------------------
+
+    def texts(
+        self,
+        prompt: Any,
+        guidance_scale: float | None,
+        max_sequence_length: int,
+        num_images: int,
+        loras: Any,
+    ) -> Texts:
+        """The prompt through the encoder; with guidance also the empty one."""
+        encoder = QwenText(self.source, **adapted(self.options, loras, "text_encoder"))
+        layers = list(self.layers)
+        made = encoder(prompt, max_sequence_length, layers, num_images)
+        if self.distilled or guidance_scale is None or guidance_scale <= 1:
+            return Texts(made.prompt_embeds, made.text_ids)
+        # The pipelines take no other negative prompt.
+        empty = encoder("", max_sequence_length, layers, num_images)
+        return Texts(made.prompt_embeds, made.text_ids, empty.prompt_embeds, empty.text_ids)
+
+    def picture(
+        self,
+        start: Start,
+        texts: Texts,
+        guidance_scale: float | None,
+        loras: Any,
+        size: tuple[Any, Any],
+        output_type: str,
+        *,
+        references: Mapping[str, Any] = MappingProxyType({}),
+        after: Callable[[int, Any, Any], Any] | None = None,
+    ) -> Any:
+        """The images of a request.
+
+        With guidance a step is two invocations of the transformer, which do not wait for each other.
+        size: height and width; None: as the ids have them. references: the transformer's inputs for
+        reference pictures. after: composes what happens to the latents after a step; it is called with
+        the step, the scheduler and the latents.
+        """
+        transformer = KleinTransformer(self.source, **adapted(self.options, loras, "transformer"))
+        latents, schedule = start.latents, start.schedule
+        for step in start.steps:
+            common = dict(
+                latents=latents,
+                timestep=timestep(schedule, step, latents),
+                latent_ids=start.latent_ids,
+                **references,
+            )
+            noise_pred = transformer(**common, prompt_embeds=texts.embeds, text_ids=texts.ids)
+            if texts.negative_embeds is not None:
+                unwanted = transformer(
+                    **common, prompt_embeds=texts.negative_embeds, text_ids=texts.negative_ids
+                )
+                noise_pred = guided(noise_pred, unwanted, guidance_scale)
+            latents, schedule = scheduler_step(schedule, step, noise_pred, latents)
+            if after is not None:
+                latents = after(step, schedule, latents)
+        pixels = VaeDecoder(self.source, **self.options)(latents, start.latent_ids, *size)
+        return finish_pixels(pixels, output_type, self.multiple, "the FLUX.2 VAE")
 
 
 def _check_layers(folder: DiffusersFolder, layers: Sequence[int], width: int) -> None:
@@ -90,81 +169,3 @@ def _check_layers(folder: DiffusersFolder, layers: Sequence[int], width: int) ->
             f"{folder.source!r}: text_encoder_out_layers={tuple(layers)} give embeddings of {made} "
             f"numbers, the transformer takes {width}; use the text encoder it was trained with"
         )
-
-
-@dataclass(frozen=True)
-class Texts:
-    """A request's texts as its transformer takes them; the negative one None without guidance."""
-
-    embeds: Any
-    ids: Any
-    negative_embeds: Any = None
-    negative_ids: Any = None
-
-
-def encode_texts(
-    base: KleinBase,
-    encoder: QwenText,
-    prompt: Any,
-    is_guided: bool,
-    max_sequence_length: int,
-    num_images: int,
-) -> Texts:
-    """Inside a workflow: the prompt through the encoder; with guidance also the empty one."""
-    layers = list(base.layers)
-    made = encoder(prompt, max_sequence_length, layers, num_images)
-    if not is_guided:
-        return Texts(made.prompt_embeds, made.text_ids)
-    # The pipelines take no other negative prompt.
-    empty = encoder("", max_sequence_length, layers, num_images)
-    return Texts(made.prompt_embeds, made.text_ids, empty.prompt_embeds, empty.text_ids)
-
-
-def denoise(
-    transformer: KleinTransformer,
-    texts: Texts,
-    latents: Any,
-    latent_ids: Any,
-    schedule: Any,
-    steps: Iterable[int],
-    guidance_scale: float | None,
-    references: dict[str, Any],
-    after: Callable[[int, Any, Any], Any] | None = None,
-) -> Any:
-    """Inside a workflow: the latents after all steps.
-
-    With guidance a step is two invocations of the transformer, which do not wait for each other.
-    references: the transformer's inputs for reference pictures. after: composes what happens to the
-    latents after a step; it is called with the step, the scheduler and the latents.
-    """
-    for step in steps:
-        common = dict(
-            latents=latents,
-            timestep=timestep(schedule, step, latents),
-            latent_ids=latent_ids,
-            **references,
-        )
-        noise_pred = transformer(**common, prompt_embeds=texts.embeds, text_ids=texts.ids)
-        if texts.negative_embeds is not None:
-            unwanted = transformer(
-                **common, prompt_embeds=texts.negative_embeds, text_ids=texts.negative_ids
-            )
-            noise_pred = guided(noise_pred, unwanted, guidance_scale)
-        latents, schedule = scheduler_step(schedule, step, noise_pred, latents)
-        if after is not None:
-            latents = after(step, schedule, latents)
-    return latents
-
-
-def to_pictures(
-    base: KleinBase,
-    decoder: VaeDecoder,
-    latents: Any,
-    latent_ids: Any,
-    height: Any,
-    width: Any,
-    output_type: str,
-) -> Any:
-    """Inside a workflow: the images of latents."""
-    pixels = decoder(latents, latent_ids, height, width)
-    return finish_pixels(pixels, output_type, base.multiple, "the FLUX.2 VAE")

@@ -11,7 +11,6 @@ from ...workflow import Workflow, workflow
 from ..denoising import keep_outside, seeded
 from ..folder import DiffusersFolder
 from ..input_image import MaskImage
-from ..lora import adapted
 from ..narrowed import without
 from ..spread import draw_images
 from ..strength import Strength, first_step
@@ -24,12 +23,10 @@ from .composing import (
     NumImages,
     Output,
     Spread,
-    denoise,
-    encode_texts,
-    to_pictures,
+    Start,
 )
 from .inpainting_parts import PictureEncoder, prepare_from_image, prepare_mask, size_of_picture
-from .parts import KleinTransformer, QwenText, VaeDecoder, draw_noise
+from .parts import draw_noise
 from .references import OwnSizeImage, shrunk
 
 
@@ -72,18 +69,8 @@ def klein_inpainting_workflow(
         output_type: Output = "pil",
     ) -> Any:
         """FLUX.2 Klein inpainting: what is black in the mask stays; a reference shows what to draw."""
-        encoder = QwenText(base.source, **adapted(base.options, loras, "text_encoder"))
-        transformer = KleinTransformer(base.source, **adapted(base.options, loras, "transformer"))
-        decoder = VaeDecoder(base.source, **base.options)
         together = 1 if spread else num_images
-        texts = encode_texts(
-            base,
-            encoder,
-            prompt,
-            base.is_guided(guidance_scale),
-            max_sequence_length,
-            together,
-        )
+        texts = base.texts(prompt, guidance_scale, max_sequence_length, together, loras)
         encoded = PictureEncoder(base.source, **base.options)(image, image_reference, together)
         height, width = size_of_picture(image, base.multiple)
 
@@ -105,21 +92,20 @@ def klein_inpainting_workflow(
             def after(step: int, schedule: Any, latents: Any) -> Any:
                 return keep_outside(step, schedule, latents, encoded.image_latents, noise, mask)
 
-            latents = denoise(
-                transformer,
+            steps = range(first_step(num_steps, strength), num_steps)
+            return base.picture(
+                Start(latents, latent_ids, schedule, steps),
                 texts,
-                latents,
-                latent_ids,
-                schedule,
-                range(first_step(num_steps, strength), num_steps),
                 guidance_scale,
-                dict(
+                loras,
+                (None, None),
+                output_type,
+                references=dict(
                     reference_latents=encoded.reference_latents,
                     reference_ids=encoded.reference_ids,
                 ),
-                after,
+                after=after,
             )
-            return to_pictures(base, decoder, latents, latent_ids, None, None, output_type)
 
         return draw_images(draw, seed, num_images, spread)
 

@@ -12,7 +12,6 @@ from ...parameters import Static
 from ...workflow import Workflow, workflow
 from ..denoising import seeded
 from ..folder import DiffusersFolder
-from ..lora import adapted
 from ..narrowed import without
 from ..spread import draw_images
 from .composing import (
@@ -24,15 +23,10 @@ from .composing import (
     NumImages,
     Output,
     Spread,
-    denoise,
-    encode_texts,
-    to_pictures,
+    Start,
 )
 from .parts import (
-    KleinTransformer,
-    QwenText,
     ReferenceEncoder,
-    VaeDecoder,
     draw_noise,
     prepare_scheduler,
     size_like,
@@ -83,18 +77,8 @@ def klein_workflow(
         output_type: Output = "pil",
     ) -> Any:
         """FLUX.2 Klein text to image, or text and reference pictures to image."""
-        encoder = QwenText(base.source, **adapted(base.options, loras, "text_encoder"))
-        transformer = KleinTransformer(base.source, **adapted(base.options, loras, "transformer"))
-        decoder = VaeDecoder(base.source, **base.options)
         together = 1 if spread else num_images
-        texts = encode_texts(
-            base,
-            encoder,
-            prompt,
-            base.is_guided(guidance_scale),
-            max_sequence_length,
-            together,
-        )
+        texts = base.texts(prompt, guidance_scale, max_sequence_length, together, loras)
         references: dict[str, Any] = {}
         if editing:
             encoded = ReferenceEncoder(base.source, **base.options)(image, together)
@@ -114,17 +98,15 @@ def klein_workflow(
                 base.vae_scale_factor,
             )
             schedule = prepare_scheduler(latents, num_steps, *base.scheduler)
-            latents = denoise(
-                transformer,
+            return base.picture(
+                Start(latents, latent_ids, schedule, range(num_steps)),
                 texts,
-                latents,
-                latent_ids,
-                schedule,
-                range(num_steps),
                 guidance_scale,
-                references,
+                loras,
+                (height, width),
+                output_type,
+                references=references,
             )
-            return to_pictures(base, decoder, latents, latent_ids, height, width, output_type)
 
         return draw_images(draw, seed, num_images, spread)
 

@@ -49,6 +49,10 @@ def fresh_registry():
 @pytest.fixture(autouse=True, scope="module")
 def no_leaks():
     """Fail the module if threads it started still run, or files and sockets it opened are open."""
+    # What modules before have left for good (libraries, what pytest keeps) is not looked through again by
+    # every collection: there are millions of it, and seconds each time.
+    gc.collect()
+    gc.freeze()
     threads, files = set(threading.enumerate()), _open_files()
     yield
     deadline = time.monotonic() + PATIENCE

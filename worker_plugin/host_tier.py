@@ -102,13 +102,16 @@ class HostTier:
     def release(self, files: Iterable[FileIdentity]) -> None:
         """A model that acquired them does not use these files any more."""
         with self._lock:
-            for file in set(files):
-                self._users[file] -= 1
-                if not self._users[file]:
-                    del self._users[file]
-                    if not self._files[file].is_current():
-                        self._close(file, drop=False)  # it serves nobody any more, and takes disk
-            self._trim()
+            self._let_go(set(files))
+
+    def _let_go(self, files: Iterable[FileIdentity]) -> None:
+        for file in files:
+            self._users[file] -= 1
+            if not self._users[file]:
+                del self._users[file]
+                if not self._files[file].is_current():
+                    self._close(file, drop=False)  # it serves nobody any more, and takes disk
+        self._trim()
 
     def check(self, file: FileIdentity) -> None:
         """LoadError unless the file is unchanged since a model was read from it."""
@@ -116,7 +119,7 @@ class HostTier:
             mapped[file].check()
 
     def copy(self, parts: Sequence[Part], into: int) -> None:
-        """Copy parts of acquired files, or memory, to an address of this process.
+        """Copy parts of files, which need not be acquired, or memory, to an address of this process.
 
         The caller answers for the destination, and owns it meanwhile. Its content is worth nothing
         after an error: LoadError when a file was changed, cut short, replaced or deleted.
@@ -124,8 +127,6 @@ class HostTier:
         parts = list(_joined(sorted(parts, key=lambda part: part.offset)))
         files = {part.source.file for part in parts if isinstance(part.source, FileRange)}
         with self._using(files) as mapped:
-            for file in mapped.values():
-                file.check()
             for part in parts:
                 source, at = part.source, into + part.offset
                 if isinstance(source, Memory):
@@ -133,7 +134,8 @@ class HostTier:
                         _core.copy(at + start, source.address + start, nbytes)
                 else:
                     self._copy_range(mapped[source.file], source, at)
-            # What was written meanwhile would be part of the copy.
+            # What was written at any time would be part of the copy. Once, and not before it too: each
+            # look lets go of the GIL, and whoever computes takes its time to give it back.
             for file in mapped.values():
                 file.check()
         with self._lock:
@@ -145,10 +147,9 @@ class HostTier:
             raise ValueError(f"{source} is outside of its file")
         for start, nbytes in self._pace.pieces(source.offset, source.nbytes):
             at = into + start - source.offset
-            # Right before the pages are read: a file may be cut short at any time.
-            if file.fill(start, nbytes):
+            if self._warm.has(file, start, nbytes) or file.fill(start, nbytes):
                 file.copy(at, start, nbytes)
-                self._warm.touched(file, start // PIECE)
+                self._warm.touched(file, start, nbytes)
             else:
                 file.read(at, start, nbytes)
 
@@ -172,15 +173,19 @@ class HostTier:
 
     @contextmanager
     def _using(self, files: Iterable[FileIdentity]) -> Iterator[dict[FileIdentity, MappedFile]]:
-        """Open files that stay mapped in the body, whatever the others do meanwhile."""
+        """The files, which stay mapped in the body, whatever the others do meanwhile."""
         with self._lock:
-            missing = [file.path for file in files if file not in self._files]
-            if missing:
-                raise ValueError(f"files {missing} are not open: acquire them first")
-            mapped = {file: self._files[file] for file in files}
-            for file in mapped:
-                self._users[file] = self._users.get(file, 0) + 1
-                self._files.move_to_end(file)
+            mapped = {}
+            try:
+                for file in files:
+                    if file not in self._files:
+                        self._files[file] = open_file(file)
+                    mapped[file] = self._files[file]
+                    self._users[file] = self._users.get(file, 0) + 1
+                    self._files.move_to_end(file)
+            except LoadError:
+                self._let_go(mapped)
+                raise
         try:
             yield mapped
         finally:
@@ -212,22 +217,31 @@ class HostTier:
 
 
 class _Warm:
-    """The pieces of files that stay mapped. Thread-safe."""
+    """The pieces of files that stay mapped, and what of them was asked for. Thread-safe."""
 
     def __init__(self, limit: int) -> None:
         self._limit = max(1, limit // PIECE)
         self._lock = threading.Lock()
-        self._pieces: OrderedDict[tuple[MappedFile, int], None] = OrderedDict()
+        # Least recently touched first; ranges of each piece whose pages are mapped.
+        self._pieces: OrderedDict[tuple[MappedFile, int], set[tuple[int, int]]] = OrderedDict()
 
     @property
     def nbytes(self) -> int:
         """As whole pieces."""
         return len(self._pieces) * PIECE
 
-    def touched(self, file: MappedFile, number: int) -> None:
+    def has(self, file: MappedFile, offset: int, nbytes: int) -> bool:
+        """Whether just this range was touched and is mapped still. Its pages may be gone all the same,
+        as the kernel takes them back when it must: who copies there waits for them, or gets an error."""
         with self._lock:
-            self._pieces[file, number] = None
-            self._pieces.move_to_end((file, number))
+            return (offset, nbytes) in self._pieces.get((file, offset // PIECE), ())
+
+    def touched(self, file: MappedFile, offset: int, nbytes: int) -> None:
+        """A range within one piece."""
+        key = file, offset // PIECE
+        with self._lock:
+            self._pieces.setdefault(key, set()).add((offset, nbytes))
+            self._pieces.move_to_end(key)
             while len(self._pieces) > self._limit:
                 (oldest, place), _ = self._pieces.popitem(last=False)
                 oldest.unmap_pages(place * PIECE, min(PIECE, oldest.file.nbytes - place * PIECE))
@@ -241,6 +255,10 @@ class _Warm:
         with self._lock:
             assert len(self._pieces) <= self._limit
             assert {file for file, _ in self._pieces} <= open_files
+            for (_, place), ranges in self._pieces.items():
+                assert ranges
+                for offset, nbytes in ranges:
+                    assert place * PIECE <= offset < offset + nbytes <= (place + 1) * PIECE
 
 
 class _Pace:

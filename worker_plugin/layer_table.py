@@ -214,7 +214,7 @@ def _views(slots: Sequence[Slot], buffer: Any) -> tuple[Any, ...]:
     found = []
     # Views that know nothing of autograd, whatever mode the calling thread is in.
     with torch.inference_mode(False), torch.no_grad():
-        typed = {slot.dtype: buffer.view(slot.dtype) for slot in slots}
+        typed = {dtype: buffer.view(dtype) for dtype in {slot.dtype for slot in slots}}
         for slot in slots:
             base = typed[slot.dtype]
             start = base.storage_offset() + slot.offset // base.element_size()

@@ -25,8 +25,10 @@ class Lease:
         #: Ids of the weights that it may run, in order.
         self.ids = dict.fromkeys(weights.id for weights in skeleton.weights)
         self.load_s = self.stalled_s = 0.0
-        #: Everything is resident and stays so until the lease ends: hooks have nothing to do.
+        #: Everything has been resident since the lease began, and stays so until it ends.
         self.held = False
+        #: Everything is resident by now, and stays so: hooks have nothing more to do.
+        self.is_free = False
         self.waits = False
         #: Somebody has written to its weights.
         self.is_spoilt = False

@@ -133,18 +133,13 @@ class Loader:
         slots = zip(weights.table.slots[layer], weights.sources[layer], strict=True)
         by_offset = {slot.offset: (slot, stored) for slot, stored in slots if slot.nbytes}.values()
         as_is = [Part(s.range, slot.offset) for slot, s in by_offset if s.dtype == slot.dtype]
-        files = {stored.range.file for _, stored in by_offset}
-        self._host.acquire(files)
-        try:
-            if self._device == "cpu":
-                self._host.copy(as_is, into.data_ptr())
-            else:
-                self._device_copier().copy(as_is, into)
-            for slot, stored in by_offset:
-                if stored.dtype != slot.dtype:
-                    self._convert(slot, stored, into)
-        finally:
-            self._host.release(files)
+        if self._device == "cpu":
+            self._host.copy(as_is, into.data_ptr())
+        else:
+            self._device_copier().copy(as_is, into)
+        for slot, stored in by_offset:
+            if stored.dtype != slot.dtype:
+                self._convert(slot, stored, into)
 
     def _convert(self, slot: Slot, stored: Stored, into: Any) -> None:
         """As it was when the model was read: a contiguous tensor in another dtype."""

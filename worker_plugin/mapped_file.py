@@ -93,6 +93,7 @@ class MappedFile:
         number = ctypes.get_errno()
         if number == errno.EINVAL:
             return False
+        self.check()
         raise changed(self.file, f"cannot be read at {offset:,} ({os.strerror(number)})")
 
     def copy(self, into: int, offset: int, nbytes: int) -> None:
@@ -100,6 +101,7 @@ class MappedFile:
         try:
             _core.copy(into, self.address + offset, nbytes)
         except OSError as error:
+            self.check()
             raise changed(self.file, f"was cut short at or after {offset:,}") from error
 
     def read(self, into: int, offset: int, nbytes: int) -> None:

@@ -180,7 +180,7 @@ class WeightStore:
                 self._layers.do(self._cache.end(lease.number, time.monotonic()))
                 self._changed.notify_all()  # the next ones may be ready without a load
                 raise
-            lease.held = not lease.timings and self._cache.hold(lease.number, time.monotonic())
+            lease.held = lease.is_free = self._hold(lease)
             self._shelf.set_hooked(lease.skeleton, not lease.held)
 
     def hold_all(self, lease: Lease) -> bool:
@@ -232,7 +232,7 @@ class WeightStore:
     def _enter(self, weights: ModelWeights, layer: int) -> None:
         """Hook: that layer is about to run. Waits until it is resident."""
         lease = self._lease_of(weights)
-        if lease.held:
+        if lease.is_free:
             return
         with self._changed:
             self._layers.do(self._cache.enter(lease.number, weights.id, layer, time.monotonic()))
@@ -244,14 +244,20 @@ class WeightStore:
     def _leave(self, weights: ModelWeights, layer: int) -> None:
         """Hook: that layer has run, or failed, or did not get so far."""
         lease = self._lease_of(weights)
-        if lease.held:
+        if lease.is_free:
             return
         timing = lease.timings.get(weights.id)
         if timing is not None:
             timing.leave(layer)
         with self._changed:
             self._layers.do(self._cache.leave(lease.number, weights.id, layer, time.monotonic()))
+            # While others run too, they may need room for what they stream.
+            lease.is_free = len(self._leases) == 1 and self._hold(lease)
             self._changed.notify_all()
+
+    def _hold(self, lease: Lease) -> bool:
+        """Keep all layers until the lease ends, where all are there and none is to be measured."""
+        return not lease.timings and self._cache.hold(lease.number, time.monotonic())
 
     def _lease_of(self, weights: ModelWeights) -> Lease:
         """This thread's, or, in a thread that model code has started, the only one that has them."""

@@ -89,12 +89,57 @@ def test_a_kernel_without_the_call_reads_instead(folder, make_tier, monkeypatch)
         mapped[file.identity].read(into.ctypes.data, 5, PIECE)
 
 
-def test_ranges_outside_of_the_file_and_files_nobody_acquired_are_refused(folder, make_tier):
+def test_pages_are_asked_for_once_while_they_stay_mapped(folder, make_tier, monkeypatch):
+    """Asking takes a sixth of the time of the copy, also where they are there."""
+    file = File(folder / "a.safetensors", 4 * PIECE)
+    tier = make_tier(warm=2 * PIECE)
+    asked = []
+    fill = mapped_file.MappedFile.fill
+
+    def note(mapped, start, nbytes):
+        asked.append((start, nbytes))
+        return fill(mapped, start, nbytes)
+
+    monkeypatch.setattr(mapped_file.MappedFile, "fill", note)
+
+    def asks(start, nbytes):
+        asked.clear()
+        assert np.array_equal(
+            copied(tier, [file.part(start, nbytes)], nbytes), file.content[start : start + nbytes]
+        )
+        tier._check()
+        return asked
+
+    assert asks(100, 2 * PIECE - 100) == [(100, PIECE - 100), (PIECE, PIECE)]
+    assert asks(100, 2 * PIECE - 100) == []
+    assert asks(0, PIECE) == [(0, PIECE)], "the first page was not among them"
+    assert asks(2 * PIECE, 2 * PIECE) == [(2 * PIECE, PIECE), (3 * PIECE, PIECE)]
+    assert asks(100, PIECE - 100) == [(100, PIECE - 100)], "its piece has been unmapped"
+    tier._warm.forget(tier._files[file.identity])
+    assert asks(100, PIECE - 100) == [(100, PIECE - 100)]
+
+
+def test_a_copy_opens_files_that_nobody_has_acquired(folder, make_tier):
+    files = [File(folder / f"{name}.safetensors", MIB, seed=name) for name in range(2)]
+    tier = make_tier(budget=MIB)
+    tier.acquire([files[0].identity])
+    parts = [files[0].part(0, MIB), files[1].part(0, MIB, MIB)]
+    into = copied(tier, parts, 2 * MIB)
+    assert np.array_equal(into, np.concatenate([file.content for file in files]))
+    tier._check()
+    assert tier.statistics().files == tier.statistics().used == 1, "over the budget: closed again"
+    os.unlink(files[1].path)
+    with pytest.raises(LoadError, match=r"1\.safetensors is gone"):
+        copied(tier, parts, 2 * MIB)
+    tier._check()
+    assert tier.statistics().used == 1
+    tier.release([files[0].identity])
+    assert tier.statistics().used == 0
+
+
+def test_ranges_outside_of_the_file_are_refused(folder, make_tier):
     file = File(folder / "a.safetensors", 4096)
     tier = make_tier()
-    with pytest.raises(ValueError, match="acquire"):
-        copied(tier, [file.part(0, 10)], 10)
-    tier.acquire([file.identity])
     for start, nbytes in ((4090, 10), (-1, 10)):
         with pytest.raises(ValueError, match="outside"):
             copied(tier, [file.part(start, nbytes)], 10)

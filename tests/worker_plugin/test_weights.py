@@ -1,22 +1,18 @@
-"""Leases in one thread: modes, what is shared, what is refused, what an error leaves behind."""
+"""Leases in one thread: what they keep in memory, what is refused, what an error leaves behind."""
 
 from __future__ import annotations
 
-import shutil
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
-import torch
 
-from st2i_dask.errors import LoadError, OutputError
+from st2i_dask.errors import LoadError
 from worker_plugin.arena import Arena
 from worker_plugin.host_heap import HostHeap
 from worker_plugin.weights import WeightStore
 
-from .aligned import align
 from .leases import (
     LAYER,
     NO_LIMIT,
@@ -30,11 +26,7 @@ from .leases import (
 )
 from .models import (
     Model,
-    inputs,
     layer_bytes,
-    make_plain,
-    outputs,
-    read_plain,
     resident,
     same,
     save_plain,
@@ -179,95 +171,6 @@ def test_a_model_that_runs_outside_of_its_lease_is_refused(store, even):
     assert same(use(store, model), reference(model))
 
 
-# ---------------------------------------------------------------- equal weights
-
-
-def test_copies_of_a_folder_are_in_memory_once(store, even, tmp_path):
-    model = even("a")
-    shutil.copy(model.model_path, tmp_path / "copy.safetensors")
-    copy = Model(str(tmp_path / "copy.safetensors"), **model.options)
-    use(store, model)
-    assert same(use(store, copy), reference(model))
-    assert (row(store, copy)["loads"], row(store, copy)["hits"]) == (4, 1), (
-        "nothing was left to load"
-    )
-    assert store._cache.used("framework") == 4 * LAYER
-    for each in (model, copy):
-        store.trim(each, 2)
-        assert resident(store, model) == resident(store, copy) == [True, True, False, False]
-        assert same(use(store, each), reference(model))
-
-
-@pytest.mark.parametrize("phase", [0, 4, 8, 16, 40])
-def test_tensors_are_aligned_as_they_are_in_their_file(store, even, phase):
-    """Kernels may sum in another order by it: on some processors results depend on it."""
-    model = even("a")
-    align(Path(model.model_path), phase)
-    use(store, model)
-    with store.lease(model) as lease:
-        for parameter in lease.components["model"].parameters():
-            assert parameter.data_ptr() % 64 == phase
-        # One row: what is summed by alignment.
-        x = inputs("even")["x"][:1]
-        assert same(
-            outputs(lease.components["model"], "even", {"x": x}),
-            outputs(read_plain(model.model_path, **model.options), "even", {"x": x}),
-        )
-
-
-def test_a_copy_that_is_aligned_otherwise_is_other_weights(store, even, tmp_path):
-    model = even("a")
-    path = tmp_path / "copy.safetensors"
-    shutil.copy(model.model_path, path)
-    align(path, 8)
-    copy = Model(str(path), **model.options)
-    for each in (model, copy, model):
-        assert same(use(store, each), reference(each))
-    assert row(store, copy)["loads"] == row(store, model)["loads"] == 4
-
-
-def test_two_models_share_an_encoder(store, tmp_path):
-    """As two pipelines do; each has something of its own besides."""
-    path = save_plain(tmp_path / "encoder.safetensors", "even")
-    for name, seed in (("first", 1), ("second", 2)):
-        save_plain(tmp_path / name / "own.safetensors", "uneven", seed)
-
-    class Pair(Model):
-        def load_model(self, model_path):
-            own = Model(f"{model_path}/own.safetensors", kind="uneven")
-            return {
-                "model": Model(str(path), kind="even").load_model(str(path))["model"],
-                "own": own.load_model(own.model_path)["model"],
-            }
-
-    first, second = (Pair(str(tmp_path / name), kind="pair") for name in ("first", "second"))
-    results = {}
-    for model in (first, second, first, second):
-        with store.lease(model) as lease:
-            results.setdefault(model, []).append(
-                (give(lease), outputs(lease.components["own"], "uneven", inputs("uneven")))
-            )
-    encoder = sum(p.nbytes for p in make_plain("even").parameters())
-    own = sum(p.nbytes for p in make_plain("uneven").parameters())
-    assert encoder + 2 * own <= store._cache.used("framework") < encoder + 2 * own + 4096
-    (a, b), (c, d) = results[first], results[second]
-    assert same(a[0], c[0])
-    assert same(a[1], b[1])
-    assert same(c[1], d[1])
-    assert not same(a[1], c[1])
-
-
-def test_files_that_differ_in_one_byte_are_other_weights(store, even, tmp_path):
-    model = even("a")
-    content = bytearray(Path(model.model_path).read_bytes())
-    content[-1] ^= 1
-    (tmp_path / "b.safetensors").write_bytes(content)
-    other = Model(str(tmp_path / "b.safetensors"), **model.options)
-    assert same(use(store, model), reference(model))
-    assert same(use(store, other), reference(other))
-    assert store._cache.used("framework") == 8 * LAYER
-
-
 # ---------------------------------------------------------------- refusals and errors
 
 
@@ -368,102 +271,3 @@ def test_a_run_that_broke_off_is_no_measurement(store, even):
         weights = lease.skeleton.weights[0]
         assert store._cache._books.weights[weights.id].executed == 4
         assert store.profiles.wants_compute(store.residency.key(weights, ""))
-
-
-# ---------------------------------------------------------------- hooks
-
-
-def hooks(lease):
-    return len(lease.components["model"].blocks[0]._forward_pre_hooks)
-
-
-def test_a_model_that_stays_in_memory_has_no_hooks_in_its_way(store, even):
-    model = even("a")
-    for _ in range(4):
-        used = use(store, model)
-    with store.lease(model) as lease:
-        assert lease.held
-        assert hooks(lease) == 0
-        assert same(give(lease), used)
-    store.trim(model, 1)
-    with store.lease(model) as lease:
-        assert not lease.held
-        assert hooks(lease) == 1
-        assert same(give(lease), used)
-
-
-def test_hooks_stay_while_another_run_needs_them(store, even):
-    model = even("a")
-    for _ in range(4):
-        use(store, model)
-    store.trim(model, 1)
-    with store.lease(model) as outer:
-        assert not outer.held
-        good = give(outer)
-        with store.lease(model) as inner:
-            assert inner.held
-            assert hooks(inner) == 1
-        assert same(give(outer), good)
-
-
-def test_compiled_code_keeps_its_hooks(store, even):
-    """They are part of it: without them it would be compiled anew."""
-
-    class Compiled(Model):
-        def load_model(self, model_path):
-            components = super().load_model(model_path)
-            for block in components["model"].blocks:
-                block.compile(backend="eager")
-            return components
-
-    model = even("a", cls=Compiled)
-    for _ in range(5):
-        with store.lease(model) as lease:
-            give(lease)
-            assert hooks(lease) == 1
-    assert lease.held
-
-
-# ---------------------------------------------------------------- writes
-
-
-def write(store, model, error=None):
-    """Use the model, and change it."""
-    with torch.no_grad(), store.lease(model) as lease:
-        lease.components["model"].blocks[0].weight.mul_(0.5)
-        if error is not None:
-            raise error
-        return give(lease)
-
-
-def test_a_parameter_that_is_changed_in_place_is_an_error_and_nobody_elses_result(store, even):
-    model, copy = even("a"), even("b", seed=ord("a"))
-    for _ in range(4):
-        good = use(store, model)
-    assert same(use(store, copy), good), "the same weights under another name"
-    with pytest.raises(OutputError, match=r"changed a parameter in place.*clone"):
-        write(store, model)
-    for other in (copy, model):
-        assert same(use(store, other), good)
-    store._check()
-
-
-def test_an_error_of_the_model_goes_before_that(store, even):
-    model = even("a")
-    good = use(store, model)
-    with pytest.raises(ZeroDivisionError):
-        write(store, model, ZeroDivisionError())
-    assert same(use(store, model), good)
-
-
-def test_a_run_beside_one_that_writes_is_not_trusted(store, even):
-    model = even("a")
-    good = use(store, model)
-
-    def beside():
-        with store.lease(model), pytest.raises(OutputError, match="in place"):
-            write(store, model)
-
-    with pytest.raises(OutputError, match="in place"):
-        beside()
-    assert same(use(store, model), good)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from .outline import CostKey, Outline
@@ -21,14 +21,14 @@ class Candidate:
     position: int
     since: float
     order: int = 0
+    cost_key: CostKey = field(init=False)
 
-    @property
-    def cost_key(self) -> CostKey:
-        return self.outline.cost_keys[self.position]
+    def __post_init__(self) -> None:
+        self.cost_key = self.outline.cost_keys[self.position]
 
     @property
     def model(self) -> str:
-        return self.outline.steps[self.position].model
+        return self.cost_key.model
 
 
 class Outlook(Protocol):
@@ -44,7 +44,10 @@ class Outlook(Protocol):
         """Compute and transfer of the invocation itself."""
 
     def load_s(self, cost_key: CostKey) -> float:
-        """Load of its model that is still missing on the best idle executor."""
+        """Load of its whole model."""
+
+    def missing(self, model: str) -> float:
+        """Share of a model that is missing on the best idle executor."""
 
 
 class Chooser(Protocol):

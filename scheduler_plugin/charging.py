@@ -82,7 +82,8 @@ class Charging:
             seconds = used.total_s
             unit_s = seconds - used.compute_s * (1 - 1 / steps)
         device_s = run.device_s(seconds, members)
-        self.ledger.settle(run.charge, device_s, unit_s=run.device_s(unit_s, members))
+        unit_s = device_s if unit_s == seconds else run.device_s(unit_s, members)
+        self.ledger.settle(run.charge, device_s, unit_s=unit_s)
         self.recent.add(now, tenant, device_s)
         self._vtime_moved(tenant)
 

@@ -19,6 +19,7 @@ from .outline import Outline
 from .settings import Settings
 
 _Class = TypeVar("_Class")
+_ENDLESS = math.inf
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
@@ -30,7 +31,9 @@ def fact(cls: type[_Class]) -> type[_Class]:
 
 def check_seconds(what: str, value: object) -> None:
     """PolicyError unless `value` is a finite number of seconds >= 0."""
-    if type(value) not in (float, int) or not 0 <= value < math.inf:  # type: ignore[operator]
+    if type(value) is float and 0.0 <= value < _ENDLESS:
+        return
+    if type(value) is not int or value < 0:
         raise PolicyError(f"{what} is {value!r} s; give a finite number of seconds >= 0")
 
 

@@ -27,12 +27,13 @@ Floats = NDArray[np.float64]
 
 @dataclass(slots=True, eq=False)
 class Cost:
-    """A cost key of some kind. run_s: on the best idle executor, load included; up to date while there
-    are lanes."""
+    """A cost key of some kind. own_s, load_s: without any load, and of a whole one; run_s: with what is
+    to be loaded on the best idle executor. Up to date while there are lanes."""
 
     key: CostKey
     index: int
     own_s: float = 0.0
+    load_s: float = 0.0
     run_s: float = 0.0
     kinds: int = 0
     lanes: int = 0
@@ -145,13 +146,19 @@ class Lanes:
             self._ask(kind.cost)
 
     def refresh_models(self, models: Collection[str] | None) -> None:
-        """Ask the outlook again for the seconds to load these models; None: every model."""
-        for model in self._costs if models is None else models:
-            costs = self._costs.get(model)
-            if costs is not None:
+        """Ask the outlook again how much of these models is missing; None: also what any load takes."""
+        if models is None:
+            for costs in self._costs.values():
                 for cost in costs.values():
+                    self._ask(cost)
+            return
+        known, outlook = self._costs, self._outlook
+        for model in models:
+            if model in known:
+                for cost in known[model].values():
                     if cost.lanes:
-                        self._ask_load(cost)
+                        cost.run_s = cost.own_s + cost.load_s * outlook.missing(model)
+                        self._run[cost.index] = cost.run_s
 
     def forget_outline(self, outline: Outline) -> None:
         """No more lanes of it are expected; there are none now."""
@@ -167,11 +174,10 @@ class Lanes:
                 self._free_costs.append(cost.index)
 
     def _ask(self, cost: Cost) -> None:
-        cost.own_s = self._outlook.own_s(cost.key)
-        self._ask_load(cost)
-
-    def _ask_load(self, cost: Cost) -> None:
-        cost.run_s = self._run[cost.index] = cost.own_s + self._outlook.load_s(cost.key)
+        outlook, key = self._outlook, cost.key
+        cost.own_s, cost.load_s = outlook.own_s(key), outlook.load_s(key)
+        cost.run_s = cost.own_s + cost.load_s * outlook.missing(key.model)
+        self._run[cost.index] = cost.run_s
 
     # Growing and shrinking
 
@@ -254,6 +260,7 @@ class Lanes:
             assert cost.lanes == lanes_of.pop(cost, 0)
             if cost.lanes:
                 assert cost.own_s == outlook.own_s(cost.key)
+                assert cost.load_s == outlook.load_s(cost.key)
                 assert self._run[cost.index] == cost.run_s >= cost.own_s
         assert not lanes_of
         assert sum(kinds_of.values()) + len(self._free_kinds) == len(self._path)

@@ -22,13 +22,16 @@ Rules of this file:
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from st2i_dask.errors import PolicyError
+
+#: Up to that many a built-in function is faster than NumPy.
+FEW = 64
 
 
 @dataclass(slots=True)
@@ -63,10 +66,10 @@ class VTimeLedger:
         self._accounts: dict[str, _Account] = {}
         self._charges: dict[int, _Charge] = {}
         self._next_charge = 0
+        # By slot: the active tenants, their vTimes, largest charges, and whether they are ready.
         self._active: list[str] = []
-        self._v: NDArray[np.float64] = np.zeros(64)
-        self._largest: NDArray[np.float64] = np.zeros(64)
-        self._ready: NDArray[np.bool_] = np.zeros(64, dtype=np.bool_)
+        self._v, self._largest = array("d"), array("d")
+        self._ready = bytearray()
         self._left_at = 0.0
         self._weights: Mapping[str, float] = {}
         self._default_weight = 1.0
@@ -111,15 +114,15 @@ class VTimeLedger:
     def least(self, *, ready: bool = False) -> float:
         """vTime of the least-served active tenant; ready: of those with something ready, from which the
         slack counts. inf where there is none. Seconds."""
-        n = len(self._active)
-        who = self._ready[:n] if ready else True
-        return float(self._v[:n].min(where=who, initial=math.inf))
+        if not ready:
+            return _least(self._v)
+        who = np.frombuffer(self._ready, np.bool_) if self._ready else False
+        return float(np.min(self._v, where=who, initial=math.inf))
 
     def largest_charge(self) -> float:
         """L_max: the largest vTime charge of one dispatch, all executors that it held included, since
         its tenant became active, s."""
-        n = len(self._active)
-        return float(self._largest[:n].max()) if n else 0.0
+        return _most(self._largest)
 
     def totals(self) -> dict[str, Total]:
         return {
@@ -136,18 +139,13 @@ class VTimeLedger:
             raise PolicyError(
                 f"tenant {tenant!r} is already active; activate it only when it had no work"
             )
-        n = len(self._active)
-        floor = float(self._v[:n].min()) if n else self._left_at
+        floor = _least(self._v) if self._active else self._left_at
         account.settled_v = max(account.settled_v, floor)
-        if n == len(self._v):
-            self._v = np.concatenate([self._v, np.zeros(n)])
-            self._largest = np.concatenate([self._largest, np.zeros(n)])
-            self._ready = np.concatenate([self._ready, np.zeros(n, dtype=np.bool_)])
-        account.slot = n
+        account.slot = len(self._active)
         self._active.append(tenant)
-        self._v[n] = account.settled_v
-        self._largest[n] = 0.0
-        self._ready[n] = False
+        self._v.append(account.settled_v)
+        self._largest.append(0.0)
+        self._ready.append(False)
         return account.settled_v
 
     def deactivate(self, tenant: str) -> None:
@@ -158,25 +156,22 @@ class VTimeLedger:
                 f"tenant {tenant!r} has {account.pending} charges in flight; settle them first"
             )
         self._left_at = account.settled_v
-        last = len(self._active) - 1
-        moved = self._active[last]
-        self._active[account.slot] = moved
-        self._v[account.slot] = self._v[last]
-        self._largest[account.slot] = self._largest[last]
-        self._ready[account.slot] = self._ready[last]
-        self._accounts[moved].slot = account.slot
-        self._active.pop()
+        last, v = self._active.pop(), self._v.pop()
+        largest, ready = self._largest.pop(), self._ready.pop()
+        if last != tenant:
+            slot = self._accounts[last].slot = account.slot
+            self._active[slot], self._v[slot] = last, v
+            self._largest[slot], self._ready[slot] = largest, ready
         account.slot = -1
 
     def limit_credit(self, tenant: str, slack_s: float) -> float:
         """The tenant is about to become ready: at most slack + L_max behind anybody, but not lifted
         above anybody ready (rule 3). Its vTime, s."""
         account = self._of_active(tenant)
-        n = len(self._active)
-        floor = float(self._v[:n].max() - self._largest[:n].max()) - slack_s
+        floor = _most(self._v) - _most(self._largest) - slack_s
         own = account.settled_v + account.pending_v
         if floor > own:
-            floor = min(floor, float(self._v[:n].min(where=self._ready[:n], initial=math.inf)))
+            floor = min(floor, self.least(ready=True))
         if floor > own:
             account.settled_v += floor - own
             own = account.settled_v + account.pending_v
@@ -196,7 +191,7 @@ class VTimeLedger:
         """
         account = self._of_active(tenant)
         _check_charge(seconds)
-        weight = self.weight(tenant)
+        weight = self._weights.get(tenant, self._default_weight)
         number = self._next_charge
         self._next_charge += 1
         self._charges[number] = _Charge(tenant, weight, seconds)
@@ -271,7 +266,22 @@ class VTimeLedger:
             else:
                 assert not mine, f"{tenant} is inactive with charges in flight"
         assert not pending
-        assert len(set(self._active)) == n <= len(self._v)
+        assert len(set(self._active)) == n
+        assert n == len(self._v) == len(self._largest) == len(self._ready)
+
+
+def _least(seconds: array[float]) -> float:
+    """The smallest; inf of none."""
+    if len(seconds) <= FEW:
+        return min(seconds, default=math.inf)
+    return float(np.frombuffer(seconds).min())
+
+
+def _most(seconds: array[float]) -> float:
+    """The largest; 0 of none."""
+    if len(seconds) <= FEW:
+        return max(seconds, default=0.0)
+    return float(np.frombuffer(seconds).max())
 
 
 def _check_charge(seconds: float) -> None:

@@ -7,7 +7,7 @@ from .charging import Charging
 from .events import Event, Measured
 from .fleet import Fleet
 from .instructions import Instruction, Unblock
-from .requests import Invocation, Request, RequestBook, Run, State
+from .requests import Invocation, Request, RequestBook, Run, Standing, State
 
 
 class Lifecycle:
@@ -18,7 +18,7 @@ class Lifecycle:
         self.fleet = fleet
         self.charging = charging
         self.chooser: Chooser = charging.chooser
-        self._dequeued: set[str] = set()  # tenants that may have nothing ready any more
+        self.dequeued: dict[str, Standing] = {}  # tenants that may have nothing ready any more
 
     def enqueue(self, invocation: Invocation) -> None:
         """It is ready: all inputs exist and its producers are dispatched."""
@@ -32,10 +32,11 @@ class Lifecycle:
 
     def dequeue(self, invocation: Invocation, to: State) -> None:
         """Take a ready or gated invocation out of the queue."""
-        if invocation.request.states[invocation.position] is State.READY:
+        request = invocation.request
+        if request.states[invocation.position] is State.READY:
             self.chooser.discard(invocation.key)
-            self._dequeued.add(invocation.request.tenant)
-        self.book.move(invocation.request, invocation.position, to)
+            self.dequeued[request.tenant] = request.standing
+        self.book.move(request, invocation.position, to)
 
     def start(self, invocation: Invocation, run: Run) -> None:
         """It runs: off the queue, onto its executor; its callback consumers may follow."""
@@ -46,7 +47,7 @@ class Lifecycle:
         self.fleet.occupy(invocation, run)
         self.charging.dispatched(run)
         self.gates(request, position)
-        self._dequeued.add(request.tenant)
+        self.dequeued[request.tenant] = request.standing
         self.settle_readiness()
 
     def gates(self, request: Request, position: int) -> None:
@@ -78,7 +79,7 @@ class Lifecycle:
         if to is not State.DONE:
             self.unblock(request, invocation.position, invocation.key, event, out)
         self.gates(request, invocation.position)
-        self.settle_activity(request.tenant)
+        self.settle_activity(request.tenant, request.standing)
 
     def cancel(
         self, invocation: Invocation, event: Event, out: list[Instruction], *, stopped: bool
@@ -103,10 +104,11 @@ class Lifecycle:
     def end_draining(self, executor: str, used: Measured | None, now: float) -> None:
         """The cancelled run there has ended: it is charged like any other."""
         tenant, run = self.fleet.draining.pop(executor)
+        standing = self.book.standing(tenant)
         self.charging.settle(tenant, run, used, now, 1)
         self.book.drained(tenant, -1)
         self.fleet.release(run)
-        self.settle_activity(tenant)
+        self.settle_activity(tenant, standing)
 
     def member_left(self, executor: str, now: float) -> None:
         """An executor that a run led by another holds is gone: the run goes on without it."""
@@ -129,19 +131,19 @@ class Lifecycle:
                     )
                 )
 
-    def settle_activity(self, tenant: str) -> None:
+    def settle_activity(self, tenant: str, standing: Standing) -> None:
         """Tell the ledger if the tenant has no work left."""
-        if not self.book.standing(tenant).active:
+        if not standing.active:
             self.charging.deactivate(tenant)
 
     def settle_readiness(self) -> None:
         """Tell the ledger whose last ready invocation went, at the end of an event or dispatch: a
         tenant whose producer lets in its own callback consumer has been ready throughout."""
         ledger = self.charging.ledger
-        for tenant in self._dequeued:
-            if ledger.is_ready(tenant) and not self.book.standing(tenant).ready:
+        for tenant, standing in self.dequeued.items():
+            if not standing.ready and ledger.is_ready(tenant):
                 ledger.set_ready(tenant, False)
-        self._dequeued.clear()
+        self.dequeued.clear()
 
     def _check(self) -> None:
         self.book._check()
@@ -166,5 +168,5 @@ class Lifecycle:
             assert ledger.is_active(tenant) == standing.active
             assert ledger.is_ready(tenant) == (standing.ready > 0)
         assert not draining
-        assert not self._dequeued
+        assert not self.dequeued
         assert set(ledger.active()) <= set(self.book.standings)

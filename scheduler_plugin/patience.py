@@ -38,11 +38,9 @@ class Patience:
     def holds(self, candidate: Candidate, now: float) -> bool:
         """Whether it should rather wait than be placed now. Starts its time if it had none."""
         key = candidate.cost_key
-        if not self._costs.is_load_measured(key):
-            return False
         model, load_s = key.model, self._costs.load_s(key)
         gain_s = load_s * self._placement.least_missing(model)
-        if not gain_s:
+        if not gain_s or not self._costs.is_load_measured(key):
             return False
         soonest_s, holders = self._placement.soonest(model, load_s, now)
         if soonest_s == math.inf:

@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 from st2i_dask.errors import PolicyError
 
 _EQUAL_S = 1e-6
+#: Up to that many idle executors a plain loop is faster than NumPy.
+FEW = 16
 
 Floats = NDArray[np.float64]
 
@@ -41,7 +43,7 @@ class Placement:
         self._names: list[str | None] = [None] * 64
         self._free_slots: list[int] = list(range(63, -1, -1))
         self._missing: dict[str, Floats] = {}  # model -> share missing, by slot
-        self._resident: dict[int, Mapping[str, float]] = {}
+        self._resident: dict[str, Mapping[str, float]] = {}  # by executor
         self._free_bytes: Floats = np.zeros(64)
         self._blocked: Floats = np.full(64, np.inf)  # 0 when idle, inf when not
         self._ends: Floats = np.full(64, np.inf)  # when what runs there should end; inf: no idea
@@ -72,17 +74,19 @@ class Placement:
 
     def missing_on(self, executor: str, model: str) -> float:
         """Share of the model that has to be loaded there, 0 to 1."""
-        return self._resident[self._slot[executor]].get(model, 1.0)
+        return self._resident[executor].get(model, 1.0)
 
     def least_missing(self, model: str) -> float:
         """Share of the model that has to be loaded on the best idle executor, 0 to 1."""
-        if len(self._idle) == 1:
-            (executor,) = self._idle
-            return self._resident[self._slot[executor]].get(model, 1.0)
-        column = self._missing.get(model)
-        if column is None:
-            return 1.0
-        return min(1.0, float((column + self._blocked).min()))
+        if len(self._idle) > FEW:
+            column = self._missing.get(model)
+            return 1.0 if column is None else min(1.0, float((column + self._blocked).min()))
+        least = 1.0
+        for executor in self._idle:
+            share = self._resident[executor].get(model, 1.0)
+            if share < least:
+                least = share
+        return least
 
     def soonest(self, model: str, load_s: float, now: float) -> tuple[float, float]:
         """Seconds until a busy executor should be done and have the model, and how many executors have
@@ -112,29 +116,28 @@ class Placement:
             self._grow()
         slot = self._slot[executor] = self._free_slots.pop()
         self._names[slot] = executor
-        self._resident[slot] = {}
+        self._resident[executor] = {}
         self.report(executor, missing, free_bytes)
 
     def leave(self, executor: str) -> None:
         self.set_idle(executor, False)
-        self._forget(self._slot[executor])
+        self._forget(executor)
         slot = self._slot.pop(executor)
         self._ends[slot] = np.inf
-        del self._resident[slot]
+        del self._resident[executor]
         self._names[slot] = None
         self._free_slots.append(slot)
 
     def set_idle(self, executor: str, idle: bool) -> None:
         if idle == (executor in self._idle):
             return
-        slot = self._slot[executor]
         if idle:
             self._idle[executor] = None
-            self._blocked[slot] = 0.0
+            self._blocked[self._slot[executor]] = 0.0
         else:
             del self._idle[executor]
-            self._blocked[slot] = np.inf
-        self._moved.update(self._resident[slot])
+            self._blocked[self._slot[executor]] = math.inf
+        self._moved.update(self._resident[executor])
 
     def expect(self, executor: str, ends: float) -> None:
         """When what runs there should end; inf: nobody knows."""
@@ -145,31 +148,33 @@ class Placement:
         slot = self._slot[executor]
         if free_bytes is not None:
             self._free_bytes[slot] = free_bytes
-        if missing == self._resident[slot]:
+        if missing == self._resident[executor]:
             return
-        self._moved.update(self._resident[slot])
-        self._forget(slot)
-        self._resident[slot] = {model: share for model, share in missing.items() if share < 1.0}
-        for model, share in self._resident[slot].items():
+        self._moved.update(self._resident[executor])
+        self._forget(executor)
+        resident = {model: share for model, share in missing.items() if share < 1.0}
+        self._resident[executor] = resident
+        for model, share in resident.items():
             column = self._missing.get(model)
             if column is None:
                 column = self._missing[model] = np.ones(len(self._names))
             column[slot] = share
-        self._moved.update(self._resident[slot])
+        self._moved.update(resident)
 
     def loaded(self, executor: str, model: str) -> None:
         """The model has just run there, and nothing else is known: it is resident."""
-        resident = self._resident[self._slot[executor]]
+        resident = self._resident[executor]
         if resident.get(model, 1.0) > 0.0:
             self.report(executor, {**resident, model: 0.0}, None)
 
-    def _forget(self, slot: int) -> None:
-        for model in self._resident[slot]:
+    def _forget(self, executor: str) -> None:
+        slot = self._slot[executor]
+        for model in self._resident[executor]:
             column = self._missing[model]
             column[slot] = 1.0
             if column.min() == 1.0:
                 del self._missing[model]
-        self._resident[slot] = {}
+        self._resident[executor] = {}
 
     def _grow(self) -> None:
         size = len(self._names)
@@ -203,17 +208,15 @@ class Placement:
             (executor,) = self._idle
             if executor in apart_from:
                 return None
-            slot = self._slot[executor]
         else:
             found = self._fastest(
                 model, load_s, input_bytes, input_at, bandwidth, apart_from, lets_in
             )
             if found is None:
                 return None
-            slot = found
-            executor = self._names[slot]  # type: ignore[assignment]
+            executor = found
         held = input_at.get(executor, 0) if input_at else 0
-        missing = self._resident[slot].get(model, 1.0)
+        missing = self._resident[executor].get(model, 1.0)
         return Place(executor, missing, max(0, input_bytes - held))
 
     def members(
@@ -240,7 +243,7 @@ class Placement:
         bandwidth: float,
         apart_from: Collection[str],
         lets_in: Collection[tuple[str, float]],
-    ) -> int | None:
+    ) -> str | None:
         column = self._missing.get(model)
         if column is None:
             seconds = self._blocked + load_s
@@ -262,9 +265,8 @@ class Placement:
         if fewest == math.inf:
             return None
         equal = (seconds <= fewest + _EQUAL_S).nonzero()[0]
-        if len(equal) == 1:
-            return int(equal[0])
-        return int(equal[self._free_bytes.take(equal).argmax()])
+        best = 0 if len(equal) == 1 else self._free_bytes.take(equal).argmax()
+        return self._names[int(equal[best])]
 
     def _spare_best(self, model: str, load_s: float, seconds: Floats) -> None:
         """Add what is lost on the idle executor that is best for that model: its seconds on the next."""
@@ -280,12 +282,12 @@ class Placement:
         assert {slot: name for name, slot in self._slot.items()} == {
             slot: name for slot, name in enumerate(self._names) if name is not None
         }
-        assert set(self._resident) == set(self._slot.values())
+        assert set(self._resident) == set(self._slot)
         assert len(self._free_slots) + len(self._slot) == len(self._names)
         for slot, name in enumerate(self._names):
             assert (self._blocked[slot] == 0.0) == (name is not None and name in self._idle)
             assert self._ends[slot] == np.inf or (name is not None and name not in self._idle)
-            resident = self._resident.get(slot, {})
+            resident = {} if name is None else self._resident[name]
             for model, column in self._missing.items():
                 assert column[slot] == resident.get(model, 1.0)
             assert all(

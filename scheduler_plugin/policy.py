@@ -29,7 +29,6 @@ from .gangs import members
 from .instructions import Dispatch, Instruction, Producer, RaiseYield
 from .ledger import VTimeLedger
 from .lifecycle import Lifecycle
-from .outline import CostKey
 from .patience import Patience
 from .placement import Placement
 from .reactions import Reactions
@@ -60,11 +59,8 @@ class _Outlook:
         self.path_s = paths.path_s
         self.whole_s = paths.whole_s
         self.own_s = costs.own_s
-        self._costs = costs
-        self._placement = placement
-
-    def load_s(self, cost_key: CostKey) -> float:
-        return self._costs.load_s(cost_key) * self._placement.least_missing(cost_key.model)
+        self.load_s = costs.load_s
+        self.missing = placement.least_missing
 
 
 class FairPolicy:
@@ -182,7 +178,7 @@ class FairPolicy:
         ready, no executor is idle, or what is ready had better wait (see `waits_until`)."""
         self._tick(now)
         self.waits_until = None
-        placement = self._placement
+        placement, costs = self._placement, self.costs
         if not self._book.ready:
             self._patience.forget()
             return None
@@ -194,20 +190,19 @@ class FairPolicy:
             return None
         invocation = self._book.invocations[candidate.key]
         cost_key = candidate.cost_key
-        load_s = self.costs.load_s(cost_key)
         producers = self._producers(invocation)
         place = placement.place(
             cost_key.model,
-            load_s,
+            costs.load_s(cost_key),
             invocation.input_bytes,
             invocation.input_at,
             self.settings.bandwidth,
-            apart_from=[producer.executor for producer in producers],
-            lets_in=self._lets_in(invocation),
+            [producer.executor for producer in producers],
+            self._lets_in(invocation),
         )
         assert place is not None, "the executor of a running producer is idle"
-        steps = self._steps(invocation)
-        gang = members(invocation, place, placement, self.costs, self._book.ready)
+        steps = 1 if invocation.steps == 1 else self._steps(invocation)
+        gang = members(invocation, place, placement, costs, self._book.ready)
         missing = place.missing
         for member in gang:
             missing = max(missing, placement.missing_on(member, cost_key.model))
@@ -247,26 +242,27 @@ class FairPolicy:
         request, position = invocation.request, invocation.position
         if request.states[position] is not State.READY:
             raise self._book.illegal(request, position, State.RUNNING)
-        executor = decision.executor
-        group = {executor, *decision.members}
-        if len(group) <= len(decision.members) or not all(map(self._placement.is_idle, group)):
+        placement, executor = self._placement, decision.executor
+        group = (executor, *decision.members)
+        if len(set(filter(placement.is_idle, group))) < len(group):
             raise PolicyError(f"executors {sorted(group)} are not idle; ask for a decision again")
         candidate = invocation.candidate
-        missing = [
-            self._placement.missing_on(e, candidate.model) for e in (executor, *decision.members)
-        ]
+        model = candidate.model
+        missing = slowest = placement.missing_on(executor, model)
+        for member in decision.members:
+            slowest = max(slowest, placement.missing_on(member, model))
         pull_bytes = max(0, invocation.input_bytes - invocation.input_at.get(executor, 0))
-        estimate = decision.estimate
-        unit_s = estimate.total_s - estimate.compute_s * (1 - 1 / decision.steps)
+        total_s = decision.estimate.total_s
+        unit_s = total_s - decision.estimate.compute_s * (1 - 1 / decision.steps)
         run = Run(
             decision,
             -1,
             now,
-            missing[0],
-            max(missing),
+            missing,
+            slowest,
             pull_bytes,
             unit_s,
-            estimate.total_s,
+            total_s,
             candidate,
             list(decision.members),
             [],
@@ -291,12 +287,14 @@ class FairPolicy:
         if not self._fleet.multi_step or self._placement.idle:
             return []
         found = []
+        ready = self._book.ready
         for key, invocation in self._fleet.multi_step.items():
             run = invocation.run
             assert run is not None
-            tenant = invocation.request.tenant
-            own = 0 if run.members else self._book.standing(tenant).ready
-            if not run.yielding and self._book.ready > own:
+            if run.yielding:
+                continue
+            own = 0 if run.members else invocation.request.standing.ready
+            if ready > own:
                 run.yielding = True
                 self._charging.cut(invocation, now)
                 found.append(RaiseYield(key, run.dispatch.executor))
@@ -304,9 +302,7 @@ class FairPolicy:
 
     def _steps(self, invocation: Invocation) -> int:
         """Steps to run as one task: more than one only when nobody else would wait for them."""
-        if invocation.steps == 1:
-            return 1
-        others = self._book.ready - self._book.standing(invocation.request.tenant).ready
+        others = self._book.ready - invocation.request.standing.ready
         if others > self._placement.idle - 1:
             return 1
         return min(invocation.steps, self.settings.steps_per_task)

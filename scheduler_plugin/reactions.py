@@ -67,7 +67,8 @@ class Reactions:
         if react is None:
             raise PolicyError(f"{event!r} is not an event; see scheduler_plugin/events.py for all")
         react(event, instructions)
-        self._lifecycle.settle_readiness()
+        if self._lifecycle.dequeued:
+            self._lifecycle.settle_readiness()
         return instructions
 
     def _joined(self, event: ev.ExecutorJoined, out: list[Instruction]) -> None:
@@ -112,12 +113,13 @@ class Reactions:
 
     def _closed(self, event: ev.RequestClosed, out: list[Instruction]) -> None:
         request = self._book.request(event.request)
-        for invocation in list(request.invocations.values()):
-            self._lifecycle.cancel(invocation, event, out, stopped=False)
+        if request.open:
+            for invocation in list(request.invocations.values()):
+                self._lifecycle.cancel(invocation, event, out, stopped=False)
         self._book.close(request)
         if self._paths.release(request.outline):
             self._lifecycle.chooser.outline_left(request.outline)
-        self._lifecycle.settle_activity(request.tenant)
+        self._lifecycle.settle_activity(request.tenant, request.standing)
 
     def _ready(self, event: ev.InvocationReady, out: list[Instruction]) -> None:
         book = self._book
@@ -201,7 +203,7 @@ class Reactions:
                 self._book.move(request, position, State.DEAD)
             elif state in (State.READY, State.GATED):
                 self._lifecycle.dequeue(request.invocations[position], State.DEAD)
-        self._lifecycle.settle_activity(request.tenant)
+        self._lifecycle.settle_activity(request.tenant, request.standing)
 
     def _lost(self, event: ev.Lost, out: list[Instruction]) -> None:
         invocation = self._running_invocation(event.key, State.BLOCKED)
@@ -210,7 +212,8 @@ class Reactions:
     def _cancelled(self, event: ev.Cancelled, out: list[Instruction]) -> None:
         invocation = self._book.invocation(event.key)
         self._lifecycle.cancel(invocation, event, out, stopped=event.stopped)
-        self._lifecycle.settle_activity(invocation.request.tenant)
+        request = invocation.request
+        self._lifecycle.settle_activity(request.tenant, request.standing)
 
     def _drained(self, event: ev.Drained, out: list[Instruction]) -> None:
         if event.executor not in self._fleet.draining:
@@ -222,21 +225,23 @@ class Reactions:
 
     def _skipped(self, event: ev.Skipped, out: list[Instruction]) -> None:
         request = self._book.request(event.request)
+        states, consumers = request.states, request.outline.consumers
         for position in event.positions:
             request.check_position(position)
-            if request.states[position] is State.RUNNING:
+            if states[position] is State.RUNNING:
                 raise PolicyError(
                     f"position {position} of request {request.name!r} is running; "
                     "report Completed, not Skipped"
                 )
         for position in event.positions:
-            state = request.states[position]
-            if state in (State.READY, State.GATED):
-                self._lifecycle.dequeue(request.invocations[position], State.DONE)
-            elif state is State.BLOCKED:
+            state = states[position]
+            if state is State.BLOCKED:
                 self._book.move(request, position, State.DONE)
-            self._lifecycle.gates(request, position)
-        self._lifecycle.settle_activity(request.tenant)
+            elif state is State.READY or state is State.GATED:
+                self._lifecycle.dequeue(request.invocations[position], State.DONE)
+            if consumers[position]:
+                self._lifecycle.gates(request, position)
+        self._lifecycle.settle_activity(request.tenant, request.standing)
 
     def _result_lost(self, event: ev.ResultLost, out: list[Instruction]) -> None:
         request, position = self._book.request(event.request), event.position

@@ -49,6 +49,18 @@ LEGAL: dict[State, frozenset[State]] = {
 }
 
 _OPEN = frozenset({State.BLOCKED, State.GATED, State.READY, State.RUNNING})
+#: Of each legal move, by how much it changes the positions that are ready, run and are open.
+_CHANGES: dict[State, dict[State, tuple[int, int, int]]] = {
+    old: {
+        to: (
+            (to is State.READY) - (old is State.READY),
+            (to is State.RUNNING) - (old is State.RUNNING),
+            (to in _OPEN) - (old in _OPEN),
+        )
+        for to in allowed
+    }
+    for old, allowed in LEGAL.items()
+}
 
 
 @dataclass(slots=True, eq=False)
@@ -109,16 +121,17 @@ class Request:
     submitted: float
     order: int
     states: list[State]
+    standing: Standing  # of its tenant
     invocations: dict[int, Invocation] = field(default_factory=dict)
     open: int = 0  # positions that still have to run
     dispatches: int = 0
 
     def check_position(self, position: int) -> None:
         """PolicyError unless the request has it."""
-        if not (type(position) is int and 0 <= position < len(self.outline)):
+        if type(position) is not int or not 0 <= position < len(self.states):
             raise PolicyError(
                 f"request {self.name!r} has no position {position!r}; "
-                f"allowed are 0 to {len(self.outline) - 1}"
+                f"allowed are 0 to {len(self.states) - 1}"
             )
 
 
@@ -176,9 +189,10 @@ class RequestBook:
         assert name not in self.requests
         self._orders += 1
         states = [State.BLOCKED] * len(outline)
-        request = Request(name, tenant, outline, now, self._orders, states, open=len(outline))
-        self.requests[name] = request
         standing = self.standings.setdefault(tenant, Standing())
+        request = Request(name, tenant, outline, now, self._orders, states, standing)
+        self.requests[name] = request
+        request.open = len(states)
         standing.open += request.open
         standing.requests += 1
         standing.waiting += 1
@@ -193,51 +207,40 @@ class RequestBook:
         del self.requests[request.name]
         for invocation in request.invocations.values():
             del self.invocations[invocation.key]
-        standing = self.standings[request.tenant]
-        standing.requests -= 1
-        self._drop_empty(request.tenant, standing)
+        request.invocations.clear()  # they refer to it: nothing is left to the garbage collector
+        request.standing.requests -= 1
+        self._drop_empty(request.tenant, request.standing)
 
     def move(self, request: Request, position: int, to: State) -> None:
         """Change a state. PolicyError, with nothing changed, if the move is not legal."""
-        states = request.states
-        old = states[position]
-        if to not in LEGAL[old]:
+        change = _CHANGES[request.states[position]].get(to)
+        if change is None:
             raise self.illegal(request, position, to)
-        states[position] = to
-        standing = self.standings[request.tenant]
-        if old is State.READY:
-            standing.ready -= 1
-            self._count_ready(request, position, -1)
-        elif old is State.RUNNING:
-            standing.running -= 1
-        if to is State.READY:
-            standing.ready += 1
-            self._count_ready(request, position, +1)
-        elif to is State.RUNNING:
-            standing.running += 1
-            request.dispatches += 1
-            if request.dispatches == 1:
-                standing.waiting -= 1
-                standing.started += 1
-        was_open, is_open = old in _OPEN, to in _OPEN
-        if was_open != is_open:
-            delta = 1 if is_open else -1
-            request.open += delta
-            standing.open += delta
-            if request.open == 0 or (is_open and request.open == 1):
+        request.states[position] = to
+        ready, running, opened = change
+        standing = request.standing
+        if ready:
+            self.ready += ready
+            standing.ready += ready
+            model = request.outline.cost_keys[position].model
+            self.ready_of[model] = self.ready_of.get(model, 0) + ready
+            if not self.ready_of[model]:
+                del self.ready_of[model]
+        if running:
+            standing.running += running
+            if running > 0:
+                request.dispatches += 1
+                if request.dispatches == 1:
+                    standing.waiting -= 1
+                    standing.started += 1
+        if opened:
+            request.open += opened
+            standing.open += opened
+            if not request.open or (request.open == 1 and opened > 0):
                 if request.dispatches:
-                    standing.started += delta
+                    standing.started += opened
                 else:
-                    standing.waiting += delta
-
-    def _count_ready(self, request: Request, position: int, delta: int) -> None:
-        self.ready += delta
-        model = request.outline.steps[position].model
-        count = self.ready_of.get(model, 0) + delta
-        if count:
-            self.ready_of[model] = count
-        else:
-            del self.ready_of[model]
+                    standing.waiting += opened
 
     def illegal(self, request: Request, position: int, to: State) -> PolicyError:
         old = request.states[position]
@@ -250,11 +253,11 @@ class RequestBook:
 
     def gate_open(self, request: Request, position: int) -> bool:
         """Whether every callback producer has been dispatched."""
-        states = request.states
-        return all(
-            states[p] is State.RUNNING or states[p] is State.DONE
-            for p in request.outline.steps[position].callback_deps
-        )
+        for producer in request.outline.steps[position].callback_deps:
+            state = request.states[producer]
+            if state is not State.RUNNING and state is not State.DONE:
+                return False
+        return True
 
     def drained(self, tenant: str, delta: int) -> None:
         """A cancelled run of the tenant began (+1) or ended (-1) draining."""
@@ -273,6 +276,7 @@ class RequestBook:
         ready_of: dict[str, int] = {}
         for name, request in self.requests.items():
             assert request.name == name
+            assert request.standing is self.standings[request.tenant]
             standing = counted.setdefault(request.tenant, Standing())
             standing.requests += 1
             opened = sum(state in _OPEN for state in request.states)

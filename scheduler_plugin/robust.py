@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, insort
 from collections.abc import Sequence
 
 
@@ -19,21 +20,25 @@ class RobustSeconds:
     STEP = 0.02
     FLOOR_S = 0.0005
 
-    __slots__ = ("_recent", "count", "value")
+    __slots__ = ("_ordered", "_recent", "count", "value")
 
     def __init__(self, recent: Sequence[float] = (), count: int = 0) -> None:
         self._recent = list(recent)[-self.WINDOW :]
+        self._ordered = sorted(self._recent)
         self.count = max(count, len(self._recent))
         self.value = self._median() if self._recent else 0.0
 
     def observe(self, seconds: float) -> bool:
         """Learn one measurement, seconds. True when `value` moved."""
+        recent, ordered = self._recent, self._ordered
         if self.count == 1:
-            self._recent.clear()
+            recent.clear()
+            ordered.clear()
         self.count += 1
-        self._recent.append(seconds)
-        if len(self._recent) > self.WINDOW:
-            del self._recent[0]
+        recent.append(seconds)
+        insort(ordered, seconds)
+        if len(recent) > self.WINDOW:
+            del ordered[bisect_left(ordered, recent.pop(0))]
         median = self._median()
         if self.count > 1 and abs(median - self.value) <= max(self.STEP * self.value, self.FLOOR_S):
             return False
@@ -45,7 +50,7 @@ class RobustSeconds:
         return list(self._recent)
 
     def _median(self) -> float:
-        ordered = sorted(self._recent)
+        ordered = self._ordered
         middle = len(ordered) // 2
         if len(ordered) % 2:
             return ordered[middle]
@@ -53,5 +58,6 @@ class RobustSeconds:
 
     def _check(self) -> None:
         assert len(self._recent) <= min(self.WINDOW, self.count)
+        assert self._ordered == sorted(self._recent)
         assert all(0 <= seconds < math.inf for seconds in self._recent)
         assert 0 <= self.value < math.inf

@@ -76,7 +76,6 @@ class Cluster:
         self._requests: dict[str, Request] = {}
         self._running: dict[str, Task] = {}  # by executor
         self._arenas = arena_bytes > 0
-        self._used_since = dict.fromkeys(self.devices, 0.0)
         self.report = Report(system.name, executors, profile.memory_bytes)
         self._runs: list[Ran] | None = self.report.runs if keep_runs else None
 
@@ -160,7 +159,7 @@ class Cluster:
                 self._ready(request, position)
 
     def _ready(self, request: Request, position: int) -> None:
-        workflow = request.workflow
+        name, workflow = request.name, request.workflow
         positions = workflow.positions
         nbytes = 0
         at: dict[str, int] = {}
@@ -169,12 +168,9 @@ class Cluster:
             nbytes += size
             for executor in request.given[dep]:
                 at[executor] = at.get(executor, 0) + size
-        key = f"{request.name}/{position}"
-        steps = workflow.chains[position]
+        key, steps = f"{name}/{position}", workflow.chains[position]
         self.report.events += 1
-        self.policy.handle(
-            ev.InvocationReady(self.now, key, request.name, position, nbytes, at, steps)
-        )
+        self.policy.handle(ev.InvocationReady(self.now, key, name, position, nbytes, at, steps))
 
     # Tasks
 
@@ -288,21 +284,21 @@ class Cluster:
                 Ran(request.tenant, request.name, position, executor, task.started, now, used_s)
             )
         steps = task.steps
-        given, waits, outline = request.given, request.waits, request.workflow.outline
+        done = range(position, position + steps)
         if steps > 1:
             report.events += 1
-            done = tuple(range(position + 1, position + steps))
-            handle(ev.Skipped(now, request.name, done))
-        for done_at in range(position, position + steps):
-            given[done_at].append(executor)
-            if self._arenas:
+            handle(ev.Skipped(now, request.name, tuple(done[1:])))
+        if self._arenas:
+            for done_at in done:
                 self._keep(request, done_at, executor)
                 self._release(request, done_at)
         request.open -= steps
-        for done_at in range(position, position + steps):
-            for after in outline.successors[done_at]:
+        given, waits, successors = request.given, request.waits, request.workflow.outline.successors
+        for done_at in done:
+            given[done_at].append(executor)
+            for after in successors[done_at]:
                 waits[after] -= 1
-                if not waits[after] and after >= position + steps:
+                if not waits[after] and after >= done.stop:
                     self._ready(request, after)
         if not request.open:
             report.events += 1
@@ -342,6 +338,5 @@ class Cluster:
 
     def _account(self, device: Device) -> None:
         """Byte seconds of weights until now."""
-        since = self._used_since[device.name]
-        self.report.weight_byte_s += (self.now - since) * device.weight_bytes
-        self._used_since[device.name] = self.now
+        self.report.weight_byte_s += (self.now - device.accounted) * device.weight_bytes
+        device.accounted = self.now

@@ -77,6 +77,7 @@ class Catalogue:
             if kept.weights not in self.weights:
                 model = profile.model(kept.model)
                 self.weights[kept.weights] = _Weights(kept, model, self.streams)
+        self.layers = {name: weights.model.layers for name, weights in self.weights.items()}
         self.users: dict[str, list[str]] = {name: [] for name in self.weights}
         for task, names in self.tasks.items():
             for name in dict.fromkeys(names):
@@ -115,6 +116,7 @@ class Device:
         self.missing = {task: 0.0 for task in catalogue.tasks if not catalogue.load_s(task)}
         self.loaded_bytes = self.loads = 0
         self.weight_bytes = 0  # resident or being copied in
+        self.accounted = 0.0  # until when these were added up, s
         self._changed: set[str] = set()
         self._load: Load | None = None
         self._loaded_at = 0.0
@@ -126,7 +128,8 @@ class Device:
 
     @property
     def free_bytes(self) -> int:
-        return max(0, self.capacity - self.weight_bytes)
+        left = self.capacity - self.weight_bytes
+        return left if left > 0 else 0
 
     def run(self, task: str, compute_s: float, now: float) -> Took:
         """A run of that task begins. compute_s: of one invocation."""
@@ -187,10 +190,10 @@ class Device:
 
     def _is_whole(self, names: Sequence[str]) -> bool:
         loading = self._load.weights if self._load is not None else None
-        weights = self._catalogue.weights
-        return all(
-            self._there[name] == weights[name].model.layers and name != loading for name in names
-        )
+        for name in names:
+            if name == loading or self._there[name] != self._catalogue.layers[name]:
+                return False
+        return True
 
     def _tell_used(self, now: float) -> None:
         """Runs that found all their layers since the last one that did not, in order of last use."""

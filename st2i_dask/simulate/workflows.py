@@ -33,7 +33,7 @@ class Position:
     out_bytes: int = 0
     split: Split | None = None
 
-    @property
+    @cached_property
     def model(self) -> str:
         """What the policy knows it by: adapters are part of the name."""
         return "+".join(reversed(self.models))

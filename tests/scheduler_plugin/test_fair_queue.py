@@ -16,10 +16,10 @@ from st2i_dask.errors import PolicyError
 
 
 class Outlook:
-    """Estimates that a test sets by hand; by model."""
+    """Estimates that a test sets by hand; by model. share: of a model that is missing; else all of it."""
 
     def __init__(self, path=None, own=None, load=None):
-        self.path, self.own, self.load = path or {}, own or {}, load or {}
+        self.path, self.own, self.load, self.share = path or {}, own or {}, load or {}, {}
 
     def path_s(self, outline, position):
         return self.path.get(outline.steps[position].model, 0.0)
@@ -29,6 +29,9 @@ class Outlook:
 
     def load_s(self, cost_key):
         return self.load.get(cost_key.model, 0.0)
+
+    def missing(self, model):
+        return self.share.get(model, 1.0)
 
     def whole_s(self, outline):
         return sum(self.own_s(key) for key in outline.cost_keys)
@@ -104,8 +107,12 @@ def test_load_of_the_model_counts_as_execution():
     outlook = Outlook(own={"x": 1.0, "y": 1.0}, load={"x": 5.0})
     queue = queue_of(outlook, 9.0, (candidate("a", "t", "x"), 0.0), (candidate("b", "u", "y"), 0.0))
     assert chosen(queue) == "b"
-    outlook.load = {"y": 5.0}
-    queue.refresh_models(["x", "y", "nowhere"])
+    outlook.load = {"x": 6.0, "y": 5.0}
+    queue.refresh_models(None)
+    queue._check()
+    assert chosen(queue) == "b"
+    outlook.share = {"x": 0.5, "nowhere": 0.0}
+    queue.refresh_models(["x", "nowhere"])
     queue._check()
     assert chosen(queue) == "a"
 
@@ -196,7 +203,7 @@ def expected(candidates, vtimes, outlook, slack, now):
         (
             now - c.since,
             outlook.path_s(c.outline, c.position),
-            outlook.own_s(c.cost_key) + outlook.load_s(c.cost_key),
+            outlook.own_s(c.cost_key) + outlook.load_s(c.cost_key) * outlook.missing(c.model),
         )
         for c in within
     ]
@@ -277,10 +284,15 @@ class QueueMachine(RuleBasedStateMachine):
         self.outlook.path[model], self.outlook.own[model] = path, own
         self.queue.refresh_outline(OUTLINES[model])
 
-    @rule(loads=st.dictionaries(st.sampled_from("xyz"), SECONDS), named=st.booleans())
-    def load(self, loads, named):
+    @rule(loads=st.dictionaries(st.sampled_from("xyz"), SECONDS))
+    def load(self, loads):
         self.outlook.load |= loads
-        self.queue.refresh_models(loads if named else None)
+        self.queue.refresh_models(None)
+
+    @rule(shares=st.dictionaries(st.sampled_from("xyz"), st.sampled_from([0.0, 0.5, 1.0])))
+    def resident(self, shares):
+        self.outlook.share |= shares
+        self.queue.refresh_models(shares)
 
     @rule(model=st.sampled_from("xyz"))
     def leave_outline(self, model):

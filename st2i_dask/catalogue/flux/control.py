@@ -6,12 +6,12 @@ Several add up as in `diffusers.FluxMultiControlNetModel`: their residuals are s
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from ...errors import LoadError
 from ...rules import Range
-from ..folder import DiffusersFolder, read_component
+from ..controlnets import Net, check_class, check_shared, find_nets
+from ..folder import DiffusersFolder
 from ..input_image import InputImage, InputImages
 from ..per_controlnet import Bounds, Modes, Scales, is_inside, nth, windows
 from .composing import FluxBase
@@ -28,17 +28,6 @@ _SHARED = (
 )
 
 
-@dataclass(frozen=True)
-class _Net:
-    source: str
-    part: str | None  # None: the model's own folder
-    config: dict[str, Any]
-
-    @property
-    def takes_pixels(self) -> bool:
-        return self.config.get("conditioning_embedding_channels") is not None
-
-
 class Controls:
     """The ControlNets of a workflow, in order.
 
@@ -46,7 +35,7 @@ class Controls:
     fixed: parameters that neither they nor the transformer take, and what they are for good.
     """
 
-    def __init__(self, base: FluxBase, nets: list[_Net]):
+    def __init__(self, base: FluxBase, nets: list[Net]):
         self._base = base
         self._nets = nets
         first = nets[0]
@@ -85,7 +74,7 @@ class Controls:
         hints = []
         for number, net in enumerate(self._nets):
             image = self._of(control_image, number)
-            if net.takes_pixels:
+            if _takes_pixels(net):
                 factor = self._base.vae_scale_factor
                 hints.append(prepare_image(image, num_images, height, width, factor, like))
             else:
@@ -109,17 +98,14 @@ class Controls:
         """
         base = self._base
         wanted = windows(start, end, len(self._nets))
-        nets = [
-            FluxControlNet(net.source, **({"part": net.part} if net.part else {}), **base.options)
-            for net in self._nets
-        ]
+        nets = [FluxControlNet(net.source, **net.options(base.options)) for net in self._nets]
 
         def compose(step: int, common: dict[str, Any]) -> dict[str, Any]:
             inputs: dict[str, Any] = {}
             for number, (net, hint) in enumerate(zip(nets, hints, strict=True)):
                 if not is_inside(wanted[number], step - steps.start, len(steps)):
                     continue
-                inputs["controlnet_blocks_repeat"] = self._nets[0].takes_pixels
+                inputs["controlnet_blocks_repeat"] = _takes_pixels(self._nets[0])
                 inputs["residuals_lengths"] = self._lengths
                 has_modes = bool(self._nets[number].config.get("num_mode"))
                 made = net(
@@ -146,43 +132,24 @@ def find_controls(
 
     LoadError unless all are of the supported class, fit the transformer and go together.
     """
-    if len(controlnets) > MAX_CONTROLNETS:
-        raise LoadError(
-            f"{folder.source!r} takes at most {MAX_CONTROLNETS} ControlNets at a time, not "
-            f"{len(controlnets)}; leave some out"
-        )
-    if controlnets:
-        found = [read_component(source) for source in controlnets]
-        nets = [_Net(each.source, None, dict(each.config)) for each in found]
-    else:
-        nets = [_Net(folder.source, "controlnet", folder.config("controlnet"))]
+    nets = find_nets(folder, controlnets, MAX_CONTROLNETS)
     for net in nets:
-        _check_fit(net.source, net.config, base.transformer_config)
+        check_class(net, CONTROLNET, ", several as a list of their folders: controlnet=[...]")
+        check_shared(net, base.transformer_config, _SHARED)
+        if not net.config.get("num_layers"):
+            raise LoadError(f"{net.source!r}: the ControlNet has no double blocks; copy it again")
         _check_alike(nets[0], net)
     return Controls(base, nets)
 
 
-def _check_fit(source: str, config: dict[str, Any], transformer: dict[str, Any]) -> None:
-    """LoadError unless the ControlNet is of the supported class and made for such a transformer."""
-    if config.get("_class_name") != CONTROLNET:
-        raise LoadError(
-            f"{source!r}: the ControlNet is a {config.get('_class_name')}; supported: {CONTROLNET}, "
-            "several as a list of their folders: controlnet=[...]"
-        )
-    for name in _SHARED:
-        if config.get(name) != transformer.get(name):
-            raise LoadError(
-                f"{source!r}: the ControlNet has {name}={config.get(name)}, the transformer "
-                f"{transformer.get(name)}; use a ControlNet made for this model"
-            )
-    if not config.get("num_layers"):
-        raise LoadError(f"{source!r}: the ControlNet has no double blocks; copy it again")
+def _takes_pixels(net: Net) -> bool:
+    return net.config.get("conditioning_embedding_channels") is not None
 
 
-def _check_alike(first: _Net, other: _Net) -> None:
+def _check_alike(first: Net, other: Net) -> None:
     """LoadError for two that the pipeline would not run together: it asks the first how to call all."""
     for what, one, two in (
-        ("takes pixels", first.takes_pixels, other.takes_pixels),
+        ("takes pixels", _takes_pixels(first), _takes_pixels(other)),
         (
             "has a guidance embedding",
             bool(first.config.get("guidance_embeds")),

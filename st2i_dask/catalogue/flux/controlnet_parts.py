@@ -7,11 +7,10 @@ from operator import itemgetter
 from types import SimpleNamespace
 from typing import Any
 
-from ...errors import LoadError
 from ...glue import glue
 from ...model_fn import ModelFn
+from ..controlnets import check_same_dtype, load_controlnet
 from ..denoising import resumed
-from ..folder import load_component, load_parts
 from ..input_image import restore
 from ..part import PipelinePart
 from ..residuals import publishing, tap
@@ -82,11 +81,7 @@ class FluxControlNet(ModelFn):
         self.add_output(SINGLES)
 
     def load_model(self, model_path: str | None) -> dict[str, Any]:
-        part, dtype = self.options.get("part"), self.options.get("dtype")
-        if part is None:
-            controlnet = load_component(str(model_path), CONTROLNET, dtype)
-        else:
-            controlnet = getattr(load_parts(str(model_path), {part}, dtype), part)
+        controlnet = load_controlnet(model_path, self.options, CONTROLNET)
         # Blocks give (text tokens, image tokens).
         image = itemgetter(1)
         tap(controlnet.transformer_blocks, controlnet.controlnet_blocks, DOUBLES, image)
@@ -99,11 +94,7 @@ class FluxControlNet(ModelFn):
 
         controlnet = model_components["controlnet"]
         latents, mode = inputs["latents"], inputs["control_mode"]
-        if controlnet.dtype != latents.dtype:
-            raise LoadError(
-                f"the ControlNet {self.model_path!r} is {controlnet.dtype}, the pipeline "
-                f"{latents.dtype}; give both one: st2i.load(..., dtype='bfloat16')"
-            )
+        check_same_dtype(self.model_path, controlnet, latents.dtype)
         if mode is not None:
             mode = torch.tensor(mode, device=latents.device, dtype=torch.long).view(1, 1)
             mode = mode.expand(latents.shape[0], 1)

@@ -11,7 +11,8 @@ from typing import Any
 
 from ...errors import LoadError
 from ...workflow import Workflow
-from ..folder import DiffusersFolder, read_component
+from ..controlnets import Net, check_class, check_shared, find_nets
+from ..folder import DiffusersFolder
 from .composing import CONTROL, qwen_image
 from .controlnet_parts import CONTROLNET, RESIDUALS, ControlEncoder, QwenImageControlNet
 
@@ -34,16 +35,8 @@ def qwen_image_controlnet_workflow(
     controlnets: folder or hub id of the ControlNet; none: the folder holds one (it is one of a
         QwenImageControlNetPipeline).
     """
-    if len(controlnets) > 1:
-        raise LoadError(
-            f"{folder.source!r}: Qwen-Image takes one ControlNet at a time, not {len(controlnets)}"
-        )
-    if controlnets:
-        component = read_component(controlnets[0])
-        source, config, part = component.source, dict(component.config), {}
-    else:
-        source, config, part = folder.source, folder.config("controlnet"), {"part": "controlnet"}
-    _check_fit(controlnets[0] if controlnets else source, config, folder.config("transformer"))
+    (net,) = find_nets(folder, controlnets, 1)
+    _check_fit(net, folder.config("transformer"))
 
     def control_of(
         options: dict[str, Any],
@@ -53,7 +46,7 @@ def qwen_image_controlnet_workflow(
         width: int,
         num_images: int,
     ) -> Any:
-        controlnet = QwenImageControlNet(source, **options, **part)
+        controlnet = QwenImageControlNet(net.source, **net.options(options))
         encoder = ControlEncoder(folder.source, **options)
         encoded: Any = encoder(control_image, seed, height, width, num_images)
 
@@ -79,19 +72,11 @@ def qwen_image_controlnet_workflow(
     )
 
 
-def _check_fit(source: str, config: dict[str, Any], transformer: dict[str, Any]) -> None:
+def _check_fit(net: Net, transformer: dict[str, Any]) -> None:
     """LoadError unless the ControlNet is of the supported class and made for such a transformer."""
-    if config.get("_class_name") != CONTROLNET:
-        raise LoadError(
-            f"{source!r}: the ControlNet is a {config.get('_class_name')}; supported: {CONTROLNET}, "
-            "one at a time"
-        )
-    for name in _SHARED:
-        if config.get(name) != transformer.get(name):
-            raise LoadError(
-                f"{source!r}: the ControlNet has {name}={config.get(name)}, the transformer "
-                f"{transformer.get(name)}; use a ControlNet made for this model"
-            )
+    config, source = net.config, net.source
+    check_class(net, CONTROLNET, ", one at a time")
+    check_shared(net, transformer, _SHARED)
     if config.get("extra_condition_channels"):
         raise LoadError(
             f"{source!r}: the ControlNet is made for inpainting (extra_condition_channels="

@@ -9,10 +9,9 @@ from operator import itemgetter
 from types import SimpleNamespace
 from typing import Any
 
-from ...errors import LoadError
 from ...model_fn import ModelFn
+from ..controlnets import check_same_dtype, load_controlnet
 from ..denoising import generator_of
-from ..folder import load_component, load_parts
 from ..input_image import restore
 from ..part import PipelinePart
 from ..residuals import publishing, tap
@@ -86,11 +85,7 @@ class QwenImageControlNet(ModelFn):
         self.add_output(RESIDUALS)
 
     def load_model(self, model_path: str | None) -> dict[str, Any]:
-        part, dtype = self.options.get("part"), self.options.get("dtype")
-        if part is None:
-            controlnet = load_component(str(model_path), CONTROLNET, dtype)
-        else:
-            controlnet = getattr(load_parts(str(model_path), {part}, dtype), part)
+        controlnet = load_controlnet(model_path, self.options, CONTROLNET)
         # Blocks give (text tokens, image tokens).
         blocks = controlnet.transformer_blocks
         tap(blocks, controlnet.controlnet_blocks, RESIDUALS, itemgetter(1))
@@ -98,11 +93,7 @@ class QwenImageControlNet(ModelFn):
 
     def execute(self, model_components: Any, **inputs: Any) -> dict[str, Any]:
         controlnet, latents = model_components["controlnet"], inputs["latents"]
-        if controlnet.dtype != latents.dtype:
-            raise LoadError(
-                f"the ControlNet {self.model_path!r} is {controlnet.dtype}, the pipeline "
-                f"{latents.dtype}; give both one: st2i.load(..., dtype='bfloat16')"
-            )
+        check_same_dtype(self.model_path, controlnet, latents.dtype)
         scale = inputs["conditioning_scale"]
         with publishing(scale, {RESIDUALS: len(controlnet.controlnet_blocks)}) as residuals:
             controlnet(

@@ -10,7 +10,6 @@ what the pipeline gives after `torch.manual_seed(seed)`.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 from ...errors import LoadError
@@ -18,8 +17,9 @@ from ...parameters import Static
 from ...rules import Range
 from ...workflow import Workflow, workflow
 from ..both_prompts import Text
+from ..controlnets import Net, check_class, check_equal, check_shared, find_nets
 from ..denoising import seeded
-from ..folder import DiffusersFolder, read_component
+from ..folder import DiffusersFolder
 from ..input_image import InputImage, InputImages
 from ..per_controlnet import Bounds, Scales, is_inside, nth, windows
 from ..spread import draw_images
@@ -30,28 +30,14 @@ from .parts import MAX_CONTROLNETS, RESIDUALS, VaeEncoder, draw_latents
 # Sides are multiples of it, whatever the VAE (StableDiffusion3ControlNetPipeline.check_inputs).
 _SIDES = 8
 # What latents and prompts have in common: a ControlNet must have the transformer's.
-_SHARED = ("patch_size", "joint_attention_dim", "pooled_projection_dim")
-
-
-@dataclass(frozen=True)
-class _Net:
-    source: str
-    part: str | None  # None: the model's own folder
-    config: Mapping[str, Any]
-
-    @property
-    def reads_prompt(self) -> bool:
-        return self.config.get("joint_attention_dim") is not None
-
-    @property
-    def lacks_positions(self) -> bool:
-        return self.config.get("use_pos_embed") is False
+_SHARED_WITHOUT_PROMPT = ("patch_size", "pooled_projection_dim")
+_SHARED = (*_SHARED_WITHOUT_PROMPT, "joint_attention_dim")
 
 
 class Controls:
     """The ControlNets of a workflow, in order. images, scales, bounds: the rules of the parameters."""
 
-    def __init__(self, sd3: SD3, nets: list[_Net]):
+    def __init__(self, sd3: SD3, nets: list[Net]):
         self._sd3 = sd3
         self._nets = nets
         self._several = len(nets) > 1
@@ -110,7 +96,7 @@ class Controls:
                 if not is_inside(wanted[number], step, num_steps):
                     continue
                 inputs["residuals_length"] = self._length
-                embeds = common["prompt_embeds"] if net.reads_prompt else None
+                embeds = common["prompt_embeds"] if _reads_prompt(net) else None
                 inputs[RESIDUALS[number]] = model(
                     **{**common, "prompt_embeds": embeds},
                     zero_pooled=self._zeros,
@@ -121,11 +107,9 @@ class Controls:
 
         return compose
 
-    def _model(self, net: _Net) -> SD3ControlNet:
-        options = dict(self._sd3.options)
-        if net.part:
-            options["part"] = net.part
-        if net.lacks_positions:
+    def _model(self, net: Net) -> SD3ControlNet:
+        options = net.options(self._sd3.options)
+        if net.config.get("use_pos_embed") is False:
             options["base"] = self._sd3.folder.source
         return SD3ControlNet(net.source, **options)
 
@@ -216,21 +200,11 @@ def find_controls(sd3: SD3, controlnets: tuple[str, ...]) -> Controls:
 
     LoadError unless all are of the supported class, fit the transformer and go together.
     """
-    folder = sd3.folder
-    if len(controlnets) > MAX_CONTROLNETS:
-        raise LoadError(
-            f"{folder.source!r} takes at most {MAX_CONTROLNETS} ControlNets at a time, not "
-            f"{len(controlnets)}; leave some out"
-        )
-    if controlnets:
-        found = [read_component(source) for source in controlnets]
-        nets = [_Net(each.source, None, each.config) for each in found]
-    else:
-        nets = [_Net(folder.source, "controlnet", folder.config("controlnet"))]
+    nets = find_nets(sd3.folder, controlnets, MAX_CONTROLNETS)
     for net in nets:
         _check_fit(net, sd3.transformer_config)
-        if net.reads_prompt != nets[0].reads_prompt:
-            reads, does_not = (net, nets[0]) if net.reads_prompt else (nets[0], net)
+        if _reads_prompt(net) != _reads_prompt(nets[0]):
+            reads, does_not = (net, nets[0]) if _reads_prompt(net) else (nets[0], net)
             raise LoadError(
                 f"ControlNet {reads.source!r} reads the prompt, {does_not.source!r} does not; the "
                 "pipeline cannot run them together, run them in two workflows"
@@ -238,25 +212,17 @@ def find_controls(sd3: SD3, controlnets: tuple[str, ...]) -> Controls:
     return Controls(sd3, nets)
 
 
-def _check_fit(net: _Net, transformer: Mapping[str, Any]) -> None:
+def _reads_prompt(net: Net) -> bool:
+    return net.config.get("joint_attention_dim") is not None
+
+
+def _check_fit(net: Net, transformer: Mapping[str, Any]) -> None:
     """LoadError unless the ControlNet is of the supported class and made for such a transformer."""
     config, source = net.config, net.source
-    if config.get("_class_name") != CONTROLNET:
-        raise LoadError(
-            f"{source!r}: the ControlNet is a {config.get('_class_name')}; supported: {CONTROLNET}, "
-            "several as a list of their folders: controlnet=[...]"
-        )
-    compared = [(name, config.get(name), transformer.get(name)) for name in _SHARED]
-    compared += [
-        ("in_channels", config.get("in_channels"), transformer["in_channels"]),
-        ("a width of", _width(config), _width(transformer)),
-    ]
-    for name, its, wanted in compared:
-        if its != wanted and not (name == "joint_attention_dim" and its is None):
-            raise LoadError(
-                f"{source!r}: the ControlNet has {name}={its}, the transformer {wanted}; use a "
-                "ControlNet made for this model"
-            )
+    check_class(net, CONTROLNET, ", several as a list of their folders: controlnet=[...]")
+    check_shared(net, transformer, _SHARED if _reads_prompt(net) else _SHARED_WITHOUT_PROMPT)
+    check_equal(net, "in_channels", config.get("in_channels"), transformer["in_channels"])
+    check_equal(net, "a width of", _width(config), _width(transformer))
     if extra := config.get("extra_conditioning_channels"):
         raise LoadError(
             f"{source!r}: the ControlNet takes {extra} channels beside the image's latents (it is made "

@@ -7,11 +7,11 @@ from operator import itemgetter
 from types import SimpleNamespace
 from typing import Any
 
-from ...errors import LoadError
 from ...glue import glue
 from ...model_fn import ModelFn
 from ..both_prompts import doubled
-from ..folder import load_component, load_parts, read_folder, stored_dtype
+from ..controlnets import check_same_dtype, load_controlnet
+from ..folder import load_parts
 from ..input_image import restore
 from ..residuals import publishing, tap
 from .parts import RESIDUALS
@@ -44,12 +44,9 @@ class SD3ControlNet(ModelFn):
     def load_model(self, model_path: str | None) -> dict[str, Any]:
         import torch
 
-        source, dtype = str(model_path), self.options.get("dtype")
-        if part := self.options.get("part"):
-            folder = read_folder(source, {part})
-            source, dtype = str(folder.path / part), dtype or stored_dtype(folder)
-        controlnet = load_component(source, CONTROLNET, dtype)
+        controlnet = load_controlnet(model_path, self.options, CONTROLNET)
         if base := self.options.get("base"):
+            dtype = self.options.get("dtype")
             transformer = load_parts(base, {"transformer"}, dtype).transformer
             with torch.no_grad():
                 embedding = controlnet._get_pos_embed_from_transformer(transformer)
@@ -64,11 +61,7 @@ class SD3ControlNet(ModelFn):
 
         controlnet = model_components["controlnet"]
         latents = doubled(inputs["latents"], inputs["guidance_scale"])
-        if controlnet.dtype != latents.dtype:
-            raise LoadError(
-                f"the ControlNet {self.model_path!r} is {controlnet.dtype}, the pipeline "
-                f"{latents.dtype}; give both one: st2i.load(..., dtype='bfloat16')"
-            )
+        check_same_dtype(self.model_path, controlnet, latents.dtype)
         pooled = inputs["pooled_prompt_embeds"]
         if inputs["zero_pooled"]:
             pooled = torch.zeros_like(pooled)

@@ -6,8 +6,7 @@ which asks for them when its own down blocks have run: on two workers both run a
 the control window the pipeline adds zeros; here ControlNets are not run at all.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Annotated, Any
 
 from ...errors import LoadError, ParameterError
@@ -15,8 +14,9 @@ from ...parameters import Maybe, Static
 from ...rules import Range
 from ...workflow import Workflow, workflow
 from ..both_prompts import Text
+from ..controlnets import Net, check_class, check_shared, find_nets
 from ..denoising import seeded
-from ..folder import DiffusersFolder, read_component
+from ..folder import DiffusersFolder
 from ..per_controlnet import Bounds, Scales, is_inside, nth, windows
 from ..spread import draw_images
 from .composing import MAX_SIDE, SDXL, Guidance, Images, Output, Start
@@ -36,17 +36,10 @@ _SHARED = (
 )
 
 
-@dataclass(frozen=True)
-class _Net:
-    source: str
-    part: str | None  # None: the model's own folder
-    config: Mapping[str, Any]
-
-
 class Controls:
     """The ControlNets of a workflow, in order. images, scales, bounds: the rules of the parameters."""
 
-    def __init__(self, sdxl: SDXL, nets: list[_Net]):
+    def __init__(self, sdxl: SDXL, nets: list[Net]):
         self._sdxl = sdxl
         self._nets = nets
         self._several = len(nets) > 1
@@ -95,10 +88,7 @@ class Controls:
         """
         options = self._sdxl.options
         wanted = windows(start, end, len(self._nets))
-        models = [
-            SDXLControlNet(net.source, **({"part": net.part} if net.part else {}), **options)
-            for net in self._nets
-        ]
+        models = [SDXLControlNet(net.source, **net.options(options)) for net in self._nets]
 
         def compose(step: int, forward: int, common: dict[str, Any]) -> dict[str, Any]:
             return {
@@ -200,16 +190,7 @@ def find_controls(sdxl: SDXL, controlnets: tuple[str, ...]) -> Controls:
     LoadError unless all are of the supported class and fit the UNet.
     """
     folder = sdxl.folder
-    if controlnets:
-        found = [read_component(source) for source in controlnets]
-        nets = [_Net(each.source, None, each.config) for each in found]
-    else:
-        nets = [_Net(folder.source, part, folder.config(part)) for part in _parts(folder)]
-    if len(nets) > MAX_CONTROLNETS:
-        raise LoadError(
-            f"{folder.source!r} takes at most {MAX_CONTROLNETS} ControlNets at a time, not "
-            f"{len(nets)}; leave some out"
-        )
+    nets = find_nets(folder, controlnets, MAX_CONTROLNETS, _parts(folder))
     for net in nets:
         _check_fit(net, sdxl)
     return Controls(sdxl, nets)
@@ -223,23 +204,13 @@ def _parts(folder: DiffusersFolder) -> list[str]:
     return parts
 
 
-def _check_fit(net: _Net, sdxl: SDXL) -> None:
+def _check_fit(net: Net, sdxl: SDXL) -> None:
     """LoadError unless the ControlNet is of the supported class and made for such a UNet."""
-    config, source, unet = net.config, net.source, sdxl.unet_config
-    if config.get("_class_name") != CONTROLNET:
-        raise LoadError(
-            f"{source!r}: the ControlNet is a {config.get('_class_name')}; supported: {CONTROLNET}, "
-            "several as a list of their folders: controlnet=[...]"
-        )
-    compared = [(name, config.get(name), unet.get(name)) for name in _SHARED]
+    config, source = net.config, net.source
+    check_class(net, CONTROLNET, ", several as a list of their folders: controlnet=[...]")
+    check_shared(net, sdxl.unet_config, _SHARED, "UNet")
     # The control image is made as small as the latents.
     shrinks = 2 ** (len(config.get("conditioning_embedding_out_channels", range(4))) - 1)
-    for name, its, wanted in compared:
-        if its != wanted:
-            raise LoadError(
-                f"{source!r}: the ControlNet has {name}={its}, the UNet {wanted}; use a ControlNet made "
-                "for this model"
-            )
     if shrinks != sdxl.factor:
         raise LoadError(
             f"{source!r}: the ControlNet makes an image {shrinks} times smaller, the VAE {sdxl.factor} "

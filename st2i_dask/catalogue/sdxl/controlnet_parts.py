@@ -6,11 +6,10 @@ The order of calls and every dtype follow `StableDiffusionXLControlNetPipeline._
 from types import SimpleNamespace
 from typing import Any
 
-from ...errors import LoadError
 from ...glue import glue
 from ...model_fn import ModelFn
 from ..both_prompts import doubled
-from ..folder import load_component, read_folder, stored_dtype
+from ..controlnets import check_same_dtype, load_controlnet
 from ..input_image import restore
 from .parts import draw_latents
 
@@ -39,20 +38,12 @@ class SDXLControlNet(ModelFn):
         self.add_output("residuals")
 
     def load_model(self, model_path: str | None) -> dict[str, Any]:
-        source, dtype = str(model_path), self.options.get("dtype")
-        if part := self.options.get("part"):
-            folder = read_folder(source, {part})
-            source, dtype = str(folder.path / part), dtype or stored_dtype(folder)
-        return {"controlnet": load_component(source, CONTROLNET, dtype)}
+        return {"controlnet": load_controlnet(model_path, self.options, CONTROLNET)}
 
     def execute(self, model_components: Any, **inputs: Any) -> dict[str, Any]:
         controlnet = model_components["controlnet"]
         latents = doubled(inputs["latents"], inputs["guidance_scale"])
-        if controlnet.dtype != latents.dtype:
-            raise LoadError(
-                f"the ControlNet {self.model_path!r} is {controlnet.dtype}, the pipeline "
-                f"{latents.dtype}; give both one: st2i.load(..., dtype='bfloat16')"
-            )
+        check_same_dtype(self.model_path, controlnet, latents.dtype)
         down, middle = controlnet(
             latents,
             inputs["timestep"],

@@ -11,7 +11,8 @@ from typing import Any
 
 from ...errors import LoadError
 from ...workflow import Workflow
-from ..folder import DiffusersFolder, read_component
+from ..controlnets import Net, check_class, check_shared, find_nets
+from ..folder import DiffusersFolder
 from .composing import CONTROL, CONTROLLED_INPAINTING, ControlOf, z_image
 from .controlnet_parts import CONTROLNET, ControlEncoder, InpaintingControlEncoder, ZImageControlNet
 
@@ -75,17 +76,11 @@ def z_image_controlnet_inpainting_workflow(
 def _control_of(
     folder: DiffusersFolder, controlnets: tuple[str, ...], *, inpainting: bool
 ) -> ControlOf:
-    if len(controlnets) > 1:
-        raise LoadError(
-            f"{folder.source!r}: Z-Image takes one ControlNet at a time, not {len(controlnets)}"
-        )
-    transformer = folder.config("transformer")
-    if controlnets:
-        component = read_component(controlnets[0])
-        source, config, more = component.source, dict(component.config), {"base": folder.source}
-    else:
-        source, config, more = folder.source, folder.config("controlnet"), {}
-    _check_fit(controlnets[0] if controlnets else source, config, transformer, inpainting)
+    (net,) = find_nets(folder, controlnets, 1)
+    _check_fit(net, folder.config("transformer"), inpainting)
+    # It has layers of the transformer too: without `base`, those of the same folder.
+    more = {} if net.part else {"base": folder.source}
+    config = net.config
 
     def control_of(
         options: dict[str, Any],
@@ -97,7 +92,7 @@ def _control_of(
         width: int,
         num_images: int,
     ) -> Any:
-        controlnet = ZImageControlNet(source, **with_adapters, **more)
+        controlnet = ZImageControlNet(net.source, **with_adapters, **more)
         size = height, width, num_images
         if inpainting:
             encode = InpaintingControlEncoder(folder.source, **options)
@@ -115,20 +110,11 @@ def _control_of(
     return control_of
 
 
-def _check_fit(
-    source: str, config: dict[str, Any], transformer: dict[str, Any], inpainting: bool
-) -> None:
+def _check_fit(net: Net, transformer: dict[str, Any], inpainting: bool) -> None:
     """LoadError unless the ControlNet is of the supported class and made for such a transformer."""
-    if config.get("_class_name") != CONTROLNET:
-        raise LoadError(
-            f"{source!r}: the ControlNet is a {config.get('_class_name')}; supported: {CONTROLNET}"
-        )
-    for name in _SHARED:
-        if config.get(name) != transformer.get(name):
-            raise LoadError(
-                f"{source!r}: the ControlNet has {name}={config.get(name)}, the transformer "
-                f"{transformer.get(name)}; use a ControlNet made for this model"
-            )
+    config, source = net.config, net.source
+    check_class(net, CONTROLNET)
+    check_shared(net, transformer, _SHARED)
     places = config.get("control_layers_places") or []
     beyond = [place for place in places if place >= transformer["n_layers"]]
     if 0 not in places or beyond:

@@ -14,9 +14,9 @@ from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
 
-from ...errors import LoadError
 from ...model_fn import ModelFn
 from ...stream import stream
+from ..controlnets import check_same_dtype
 from ..folder import load_component, load_parts
 from ..input_image import restore
 from ..lora_loading import load_adapters
@@ -148,11 +148,7 @@ class ZImageControlNet(ModelFn):
             controlnet = load_component(str(model_path), CONTROLNET, dtype)
             pipeline = load_parts(str(base), {"transformer"}, dtype)
             transformer = pipeline.transformer
-            if controlnet.dtype != transformer.dtype:
-                raise LoadError(
-                    f"the ControlNet {self.model_path!r} is {controlnet.dtype}, the pipeline "
-                    f"{transformer.dtype}; give both one: st2i.load(..., dtype='bfloat16')"
-                )
+            check_same_dtype(self.model_path, controlnet, transformer.dtype)
             controlnet = ZImageControlNetModel.from_transformer(controlnet, transformer)
         components = {"controlnet": controlnet}
         if adapters := self.options.get("adapters"):

@@ -55,13 +55,20 @@ def run(
 
 
 def figures(
-    seconds: dict[str, float], stalled: dict[str, float], prefix_layers: int
+    seconds: dict[str, float],
+    stalled: dict[str, float],
+    cpu: dict[str, float],
+    copying_s: float,
+    prefix_layers: int,
 ) -> dict[str, float]:
-    """From seconds per run, and seconds of it stalled for loads.
+    """From seconds per run, of it stalled for loads, and of CPU time of the thread that computes;
+    copying_s: of CPU time to copy in all layers.
 
     `hidden_fraction`: the share of what loading adds to a pipelined run that the prefix hides;
     `half_hidden_fraction`: that half of it hides; `stall_hidden_fraction`: the share of the stalls.
-    `vs_full`: a run with the prefix over one of a model in memory.
+    `vs_full`: a run with the prefix over one of a model in memory; `cpu_vs_full`: the same in CPU time
+    of the thread that computes, which other processes of the machine change less. `copy_over_compute`:
+    CPU time to copy all layers over that to compute them.
     """
     exposed = seconds["prefix0"] - seconds["full"]
     return {
@@ -69,6 +76,8 @@ def figures(
         "vs_full": round(seconds["prefix"] / seconds["full"], 3),
         "half_hidden_fraction": round((seconds["prefix0"] - seconds["half"]) / exposed, 3),
         "stall_hidden_fraction": round(1 - stalled["prefix"] / stalled["prefix0"], 3),
+        "cpu_vs_full": round(cpu["prefix"] / cpu["full"], 3),
+        "copy_over_compute": round(copying_s / cpu["full"], 3),
         "prefix_layers": prefix_layers,
         **{f"{name}_s": round(value, 4) for name, value in seconds.items()},
     }
@@ -101,6 +110,8 @@ def _measured(path: Path, shape: Shape, rounds: int, load_s: float | None) -> di
     bandwidth = size / load_s if load_s is not None else None
     times: dict[str, list[float]] = {}
     stalls: dict[str, list[float]] = {}
+    cpu: dict[str, list[float]] = {}
+    copying: list[float] = []
     with (
         closing(_Worker(path, 2 * size, "elastic", bandwidth)) as elastic,
         closing(_Worker(path, 2 * size, "mcache", bandwidth)) as whole,
@@ -116,13 +127,17 @@ def _measured(path: Path, shape: Shape, rounds: int, load_s: float | None) -> di
                 worker.run(given)  # loads all of it
                 if layers is not None:
                     worker.trim(layers)
-                start = time.perf_counter()
+                start, mine, both = time.perf_counter(), time.thread_time(), time.process_time()
                 output, stalled_s = worker.run(given)
                 if number:
                     times.setdefault(name, []).append(time.perf_counter() - start)
                     stalls.setdefault(name, []).append(stalled_s)
+                    cpu.setdefault(name, []).append(time.thread_time() - mine)
+                    if name == "prefix0":  # it needs all layers: none is copied in after its end
+                        copying.append(time.process_time() - both - cpu[name][-1])
                 assert torch.equal(output, wanted), f"{name} gave something else"
-    return figures(_medians(times), _medians(stalls), prefix)
+    copying_s = statistics.median(copying)
+    return figures(_medians(times), _medians(stalls), _medians(cpu), copying_s, prefix)
 
 
 def _medians(found: dict[str, list[float]]) -> dict[str, float]:

@@ -12,14 +12,17 @@ pytestmark = pytest.mark.slow
 TINY = Shape(layers=(2, 3), heads=2)
 SECONDS = {"full": 0.1, "prefix0": 0.2, "prefix": 0.11, "half": 0.14, "no_pipeline": 0.3}
 STALLED = {"prefix0": 0.08, "prefix": 0.004}
+CPU = {"prefix": 0.052, "full": 0.05}
 
 
 def test_figures_follow_from_the_times():
-    assert prefix.figures(SECONDS, STALLED, 7) == {
+    assert prefix.figures(SECONDS, STALLED, CPU, 0.1, 7) == {
         "hidden_fraction": 0.9,
         "vs_full": 1.1,
         "half_hidden_fraction": 0.6,
         "stall_hidden_fraction": 0.95,
+        "cpu_vs_full": 1.04,
+        "copy_over_compute": 2.0,
         "prefix_layers": 7,
         "full_s": 0.1,
         "prefix0_s": 0.2,
@@ -46,12 +49,13 @@ def test_half_of_a_prefix_is_half_of_its_loading(load_s, layers, half):
 
 def test_it_measures_with_and_without_throttling():
     figures = prefix.run(rounds=1, shape=TINY, h800_tokens=2)
-    names = set(prefix.figures(SECONDS, STALLED, 0))
+    names = set(prefix.figures(SECONDS, STALLED, CPU, 0.1, 0))
     assert set(figures) == names | {f"h800_{name}" for name in names}
     layers = TINY.layers[0] + TINY.layers[1] + 5
     for kind in ("", "h800_"):
         assert 0 <= figures[f"{kind}prefix_layers"] <= layers
         assert all(figures[f"{kind}{name}_s"] > 0 for name in SECONDS)
+        assert figures[f"{kind}copy_over_compute"] > 0
 
 
 def test_a_throttled_load_takes_as_long_as_asked(tmp_path):

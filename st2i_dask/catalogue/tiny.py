@@ -8,6 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from .tiny_parts import FLOW, autoencoder, without_zeros
+
 # Token ids of the CLIP tokenizer below: 256 bytes, 256 end-of-word bytes, then these two.
 _CLIP_BOS, _CLIP_EOS = 512, 513
 _MAX_TOKENS = 77
@@ -57,10 +59,8 @@ def flux_controlnet(
         controlnet = FluxControlNetModel(
             **config, num_mode=modes, conditioning_embedding_channels=16 if pixels else None
         )
-        for weight in controlnet.parameters():
-            if not weight.any():
-                torch.nn.init.normal_(weight, std=0.05)
-    return FluxControlNetPipeline(**base.components, controlnet=controlnet.eval())
+        without_zeros(controlnet)
+    return FluxControlNetPipeline(**base.components, controlnet=controlnet)
 
 
 def _transformer_config(layers: tuple[int, int], heads: int) -> dict[str, Any]:
@@ -88,7 +88,6 @@ def flux(
     """A FluxPipeline. layers: double and single blocks, of width 16 * heads; VAE factor 2 or more."""
     import torch
     from diffusers import (
-        AutoencoderKL,
         FlowMatchEulerDiscreteScheduler,
         FluxPipeline,
         FluxTransformer2DModel,
@@ -100,29 +99,14 @@ def flux(
             **_transformer_config(layers, heads),
             guidance_embeds=guidance,
         )
-        vae = AutoencoderKL(
-            in_channels=3,
-            out_channels=3,
-            down_block_types=("DownEncoderBlock2D",) * vae_blocks,
-            up_block_types=("UpDecoderBlock2D",) * vae_blocks,
-            block_out_channels=(8,) * vae_blocks,
-            layers_per_block=1,
-            latent_channels=4,
-            norm_num_groups=4,
-            sample_size=32,
-            scaling_factor=1.5,
-            shift_factor=0.1,
-            use_quant_conv=False,
-            use_post_quant_conv=False,
-            force_upcast=False,
-        )
+        vae = autoencoder(blocks=vae_blocks, **FLOW)
         text_encoder, text_encoder_2 = clip_text(), t5_text()
     scheduler = FlowMatchEulerDiscreteScheduler(
         shift=3.0 if guidance else 1.0, use_dynamic_shifting=guidance
     )
     return FluxPipeline(
         scheduler=scheduler,
-        vae=vae.eval(),
+        vae=vae,
         text_encoder=text_encoder,
         tokenizer=clip_tokenizer(),
         text_encoder_2=text_encoder_2,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from .tiny_qwen import qwen_tokenizer
+from .tiny_qwen import qwen_config, qwen_tokenizer
 
 #: Layers of the tiny text encoder that give the embeddings: `st2i.load(path,
 #: text_encoder_out_layers=LAYERS)`.
@@ -30,7 +30,7 @@ def flux2_klein(
         Flux2KleinPipeline,
         Flux2Transformer2DModel,
     )
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+    from transformers import Qwen3ForCausalLM
 
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -60,18 +60,7 @@ def flux2_klein(
         # As made, 0 and 1: what reads them would not matter.
         vae.bn.running_mean.normal_(std=0.1)
         vae.bn.running_var.uniform_(0.5, 1.5)
-        text_encoder = Qwen3ForCausalLM(
-            Qwen3Config(
-                vocab_size=262,
-                hidden_size=32,
-                intermediate_size=64,
-                num_hidden_layers=2,
-                num_attention_heads=4,
-                num_key_value_heads=2,
-                head_dim=8,
-                max_position_embeddings=2048,
-            )
-        )
+        text_encoder = Qwen3ForCausalLM(qwen_config())
     return Flux2KleinPipeline(
         scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=True),
         vae=vae.eval(),

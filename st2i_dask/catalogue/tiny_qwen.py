@@ -1,4 +1,4 @@
-"""The tokenizer of tiny pipelines whose text encoder is a Qwen model: bytes and a chat template."""
+"""Tokenizer and text encoder of tiny pipelines that have a Qwen model: bytes and a chat template."""
 
 from __future__ import annotations
 
@@ -26,3 +26,19 @@ def qwen_tokenizer(max_length: int = 2048) -> Any:
     )
     tokenizer.chat_template = _CHAT
     return tokenizer
+
+
+def qwen_config() -> Any:
+    """Of a Qwen3 model of two layers, 32 wide, for the tokenizer."""
+    from transformers import Qwen3Config
+
+    return Qwen3Config(
+        vocab_size=262,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=2048,
+    )

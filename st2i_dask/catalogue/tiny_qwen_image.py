@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from .tiny_parts import without_zeros
 from .tiny_qwen import qwen_tokenizer
 
 
@@ -32,10 +33,8 @@ def qwen_image_controlnet(*, seed: int = 0, layers: int = 2, control_layers: int
     with torch.random.fork_rng():
         torch.manual_seed(seed + 1)
         controlnet = QwenImageControlNetModel(**_transformer_config(control_layers))
-        for weight in controlnet.parameters():
-            if not weight.any():
-                torch.nn.init.normal_(weight, std=0.05)
-    return QwenImageControlNetPipeline(**base.components, controlnet=controlnet.eval())
+        without_zeros(controlnet)
+    return QwenImageControlNetPipeline(**base.components, controlnet=controlnet)
 
 
 def _transformer_config(layers: int) -> dict[str, Any]:

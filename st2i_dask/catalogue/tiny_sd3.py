@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from .tiny import _CLIP_BOS, _CLIP_EOS, _MAX_TOKENS, clip_tokenizer, t5_tokenizer
+from .tiny_parts import FLOW, autoencoder, without_zeros
 
 _WIDTH = 32  # of the text encoders
 _JOINT = 2 * _WIDTH
@@ -84,10 +85,7 @@ def sd3_control(form: str, seed: int = 1, layers: int = 2) -> Any:
         controlnet = SD3ControlNetModel(
             **config, use_pos_embed=not large, force_zeros_for_pooled_projection=form == "zeros"
         )
-        for weight in controlnet.parameters():
-            if not weight.any():
-                torch.nn.init.normal_(weight, std=0.05)
-    return controlnet.eval()
+        return without_zeros(controlnet)
 
 
 def sd3(
@@ -105,7 +103,6 @@ def sd3(
     """
     import torch
     from diffusers import (
-        AutoencoderKL,
         FlowMatchEulerDiscreteScheduler,
         SD3Transformer2DModel,
         StableDiffusion3Pipeline,
@@ -117,27 +114,12 @@ def sd3(
         transformer = SD3Transformer2DModel(
             **_transformer_config(layers), in_channels=in_channels, **form
         )
-        vae = AutoencoderKL(
-            in_channels=3,
-            out_channels=3,
-            down_block_types=("DownEncoderBlock2D",) * 2,
-            up_block_types=("UpDecoderBlock2D",) * 2,
-            block_out_channels=(8, 8),
-            layers_per_block=1,
-            latent_channels=_LATENTS,
-            norm_num_groups=4,
-            sample_size=32,
-            scaling_factor=1.5,
-            shift_factor=0.1,
-            use_quant_conv=False,
-            use_post_quant_conv=False,
-            force_upcast=False,
-        )
+        vae = autoencoder(latent_channels=_LATENTS, **FLOW)
         text_encoder, text_encoder_2 = projected_clip(), projected_clip()
         text_encoder_3 = _t5() if t5 else None
     return StableDiffusion3Pipeline(
         scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
-        vae=vae.eval(),
+        vae=vae,
         text_encoder=text_encoder,
         tokenizer=clip_tokenizer(),
         text_encoder_2=text_encoder_2,

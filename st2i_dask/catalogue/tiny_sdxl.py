@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from .tiny import clip_text, clip_tokenizer
+from .tiny_parts import autoencoder, without_zeros
 from .tiny_sd3 import projected_clip
 
 _WIDTH = 32  # of the text encoders
@@ -67,10 +68,7 @@ def sdxl_control(seed: int = 1) -> Any:
         controlnet = ControlNetModel(
             **_unet_config(), in_channels=4, conditioning_embedding_out_channels=(8, 16)
         )
-        for weight in controlnet.parameters():
-            if not weight.any():
-                torch.nn.init.normal_(weight, std=0.05)
-    return controlnet.eval()
+        return without_zeros(controlnet)
 
 
 _OPTIONS = ("seed", "in_channels", "upcast", "refiner", "latents_mean", "latents_std")
@@ -92,7 +90,6 @@ def sdxl(
     """
     import torch
     from diffusers import (
-        AutoencoderKL,
         EulerDiscreteScheduler,
         StableDiffusionXLPipeline,
         UNet2DConditionModel,
@@ -107,16 +104,7 @@ def sdxl(
             out_channels=4,
             up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
         )
-        vae = AutoencoderKL(
-            in_channels=3,
-            out_channels=3,
-            down_block_types=("DownEncoderBlock2D",) * 2,
-            up_block_types=("UpDecoderBlock2D",) * 2,
-            block_out_channels=(8, 8),
-            layers_per_block=1,
-            latent_channels=4,
-            norm_num_groups=4,
-            sample_size=32,
+        vae = autoencoder(
             scaling_factor=0.13025,
             force_upcast=upcast,
             latents_mean=latents_mean,
@@ -132,7 +120,7 @@ def sdxl(
     )
     return StableDiffusionXLPipeline(
         scheduler=scheduler,
-        vae=vae.eval(),
+        vae=vae,
         text_encoder=text_encoder,
         tokenizer=clip_tokenizer(),
         text_encoder_2=text_encoder_2,

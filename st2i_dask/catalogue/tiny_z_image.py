@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from .tiny_qwen import qwen_tokenizer
+from .tiny_parts import FLOW, autoencoder, without_zeros
+from .tiny_qwen import qwen_config, qwen_tokenizer
 
 
 def save_z_image(path: str | Path, **options: Any) -> Path:
@@ -40,12 +41,11 @@ def z_image(*, seed: int = 0, layers: int = 3, dynamic: bool = False) -> Any:
     """A ZImagePipeline, VAE factor 2. dynamic: timesteps are shifted with the image size."""
     import torch
     from diffusers import (
-        AutoencoderKL,
         FlowMatchEulerDiscreteScheduler,
         ZImagePipeline,
         ZImageTransformer2DModel,
     )
-    from transformers import Qwen3Config, Qwen3Model
+    from transformers import Qwen3Model
 
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -63,39 +63,13 @@ def z_image(*, seed: int = 0, layers: int = 3, dynamic: bool = False) -> Any:
         # Zero as made: padding would not matter.
         for token in (transformer.x_pad_token, transformer.cap_pad_token):
             torch.nn.init.normal_(token, std=0.5)
-        vae = AutoencoderKL(
-            in_channels=3,
-            out_channels=3,
-            down_block_types=("DownEncoderBlock2D",) * 2,
-            up_block_types=("UpDecoderBlock2D",) * 2,
-            block_out_channels=(8, 8),
-            layers_per_block=1,
-            latent_channels=4,
-            norm_num_groups=4,
-            sample_size=32,
-            scaling_factor=1.5,
-            shift_factor=0.1,
-            use_quant_conv=False,
-            use_post_quant_conv=False,
-            force_upcast=False,
-        )
-        text_encoder = Qwen3Model(
-            Qwen3Config(
-                vocab_size=262,
-                hidden_size=32,
-                intermediate_size=64,
-                num_hidden_layers=2,
-                num_attention_heads=4,
-                num_key_value_heads=2,
-                head_dim=8,
-                max_position_embeddings=2048,
-            )
-        )
+        vae = autoencoder(**FLOW)
+        text_encoder = Qwen3Model(qwen_config())
     return ZImagePipeline(
         scheduler=FlowMatchEulerDiscreteScheduler(
             shift=1.0 if dynamic else 3.0, use_dynamic_shifting=dynamic
         ),
-        vae=vae.eval(),
+        vae=vae,
         text_encoder=text_encoder.eval(),  # type: ignore[no-untyped-call]
         tokenizer=qwen_tokenizer(),
         transformer=transformer.eval(),
@@ -129,7 +103,4 @@ def z_image_controlnet(
             n_heads=2,
             n_kv_heads=2,
         )
-        for weight in controlnet.parameters():
-            if not weight.any():
-                torch.nn.init.normal_(weight, std=0.05)
-    return controlnet.eval()
+        return without_zeros(controlnet)

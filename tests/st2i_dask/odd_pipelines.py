@@ -7,27 +7,14 @@ from typing import Any
 import torch
 
 from st2i_dask.catalogue import tiny, tiny_sd3, tiny_z_image
-from st2i_dask.catalogue.tiny_qwen import qwen_tokenizer
+from st2i_dask.catalogue.tiny_parts import autoencoder
+from st2i_dask.catalogue.tiny_qwen import qwen_config, qwen_tokenizer
 
 torch.set_num_threads(1)  # as the workers: convolutions sum in another order with more
 
 
 def kl_vae(**more: Any) -> Any:
-    from diffusers import AutoencoderKL
-
-    config = dict(
-        in_channels=3,
-        out_channels=3,
-        down_block_types=("DownEncoderBlock2D",) * 2,
-        up_block_types=("UpDecoderBlock2D",) * 2,
-        block_out_channels=(8, 8),
-        layers_per_block=1,
-        latent_channels=4,
-        norm_num_groups=4,
-        sample_size=32,
-        scaling_factor=0.5,
-    )
-    return AutoencoderKL(**{**config, **more}).eval()
+    return autoencoder(**{"scaling_factor": 0.5, **more})
 
 
 def safety_checker() -> Any:
@@ -268,7 +255,7 @@ def klein() -> Any:
         Flux2KleinPipeline,
         Flux2Transformer2DModel,
     )
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+    from transformers import Qwen3ForCausalLM
 
     vae = AutoencoderKLFlux2(
         down_block_types=("DownEncoderBlock2D",) * 2,
@@ -294,20 +281,10 @@ def klein() -> Any:
         axes_dims_rope=[4, 4, 4, 4],
         guidance_embeds=False,
     )
-    text = Qwen3Config(
-        vocab_size=262,
-        hidden_size=32,
-        num_hidden_layers=2,
-        intermediate_size=64,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        max_position_embeddings=2048,
-    )
     return Flux2KleinPipeline(
         scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=True),
         vae=vae.eval(),
-        text_encoder=Qwen3ForCausalLM(text).eval(),
+        text_encoder=Qwen3ForCausalLM(qwen_config()).eval(),
         tokenizer=qwen_tokenizer(),
         transformer=transformer.eval(),
         is_distilled=True,

@@ -12,6 +12,7 @@ from ..folder import DiffusersFolder, check_dtype
 from ..form import form
 from ..input_image import InputImage, MaskImage
 from ..lora import Loras, adapted
+from ..per_controlnet import is_inside
 from ..pictures import finish_pixels
 from ..scheduler_check import Steps, check_scheduler
 from ..spread import MAX_IMAGES, draw_images
@@ -128,11 +129,6 @@ def qwen_image(
             strength if "strength" in inputs else None,
         )
 
-        def is_controlled(step: int) -> bool:
-            # As the pipeline compares: it scales by zero what is outside.
-            before = step / num_steps < control_guidance_start
-            return not before and not (step + 1) / num_steps > control_guidance_end
-
         def draw(seed: Any, images: int) -> Any:
             kept: Any = None
             control: Any = None
@@ -157,7 +153,8 @@ def qwen_image(
                     shape=shape,
                 )
                 more = {}
-                if control is not None and is_controlled(step):
+                window = control_guidance_start, control_guidance_end
+                if control is not None and is_inside(window, step, num_steps):
                     more = control(common, controlnet_conditioning_scale)
                 noise_pred = transformer(**common, **more)
                 if unwanted is not None:

@@ -9,28 +9,13 @@ from __future__ import annotations
 from typing import Any
 
 from ..denoising import generator_of
+from ..from_picture import FromMaskedPicture, FromPicture
 from ..input_image import restore
-from ..part import PipelinePart
-from .parts import VaeDecoder, make_scheduler
+from .parts import make_scheduler
 
 
-class ImageStart(PipelinePart):
-    """A picture to noisy latents of the first step, packed (images, tokens, channels * 4).
-
-    settings: of the request's scheduler, see `make_scheduler`.
-    """
-
-    parts = VaeDecoder.parts
-
-    def setup_io(self) -> None:
-        self.add_input("image")
-        self.add_input("seed")
-        self.add_input("num_images")
-        self.add_input("channels")
-        self.add_input("height")
-        self.add_input("width")
-        self.add_input("settings")
-        self.add_output("latents")
+class ImageStart(FromPicture):
+    """Latents are packed, (images, tokens, channels * 4)."""
 
     def run(self, pipeline: Any, **inputs: Any) -> dict[str, Any]:
         from diffusers import QwenImageImg2ImgPipeline
@@ -39,27 +24,8 @@ class ImageStart(PipelinePart):
         return {"latents": latents}
 
 
-class InpaintingStart(PipelinePart):
-    """As `ImageStart`, with what is needed to keep the picture where the mask is dark.
-
-    noise, image_latents, mask: of the same shape; the mask is 1 where the picture is drawn anew.
-    """
-
-    parts = VaeDecoder.parts
-
-    def setup_io(self) -> None:
-        self.add_input("image")
-        self.add_input("mask_image")
-        self.add_input("seed")
-        self.add_input("num_images")
-        self.add_input("channels")
-        self.add_input("height")
-        self.add_input("width")
-        self.add_input("settings")
-        self.add_output("latents")
-        self.add_output("noise")
-        self.add_output("image_latents")
-        self.add_output("mask")
+class InpaintingStart(FromMaskedPicture):
+    """All four are packed, (images, tokens, channels * 4)."""
 
     def run(self, pipeline: Any, **inputs: Any) -> dict[str, Any]:
         from diffusers import QwenImageInpaintPipeline

@@ -9,28 +9,13 @@ from types import SimpleNamespace
 from typing import Any
 
 from ..denoising import generator_of
+from ..from_picture import FromMaskedPicture, FromPicture
 from ..input_image import restore
-from ..part import PipelinePart
-from .parts import VaeDecoder, make_scheduler
+from .parts import make_scheduler
 
 
-class ImageStart(PipelinePart):
-    """A picture to noisy latents of the first step, (images, channels, height, width).
-
-    settings: of the request's scheduler, see `make_scheduler`.
-    """
-
-    parts = VaeDecoder.parts
-
-    def setup_io(self) -> None:
-        self.add_input("image")
-        self.add_input("seed")
-        self.add_input("num_images")
-        self.add_input("channels")
-        self.add_input("height")
-        self.add_input("width")
-        self.add_input("settings")
-        self.add_output("latents")
+class ImageStart(FromPicture):
+    """Latents are (images, channels, height, width)."""
 
     def run(self, pipeline: Any, **inputs: Any) -> dict[str, Any]:
         from diffusers import ZImageImg2ImgPipeline
@@ -38,28 +23,8 @@ class ImageStart(PipelinePart):
         return {"latents": noisy_latents(ZImageImg2ImgPipeline, pipeline, **inputs)}
 
 
-class InpaintingStart(PipelinePart):
-    """As `ImageStart`, with what is needed to keep the picture where the mask is dark.
-
-    noise, image_latents: (images, channels, height, width). mask: (images, 1, height, width), 1 where
-    the picture is drawn anew.
-    """
-
-    parts = VaeDecoder.parts
-
-    def setup_io(self) -> None:
-        self.add_input("image")
-        self.add_input("mask_image")
-        self.add_input("seed")
-        self.add_input("num_images")
-        self.add_input("channels")
-        self.add_input("height")
-        self.add_input("width")
-        self.add_input("settings")
-        self.add_output("latents")
-        self.add_output("noise")
-        self.add_output("image_latents")
-        self.add_output("mask")
+class InpaintingStart(FromMaskedPicture):
+    """latents, noise, image_latents: (images, channels, height, width). mask: (images, 1, height, width)."""
 
     def run(self, pipeline: Any, **inputs: Any) -> dict[str, Any]:
         import torch

@@ -29,6 +29,7 @@ from .weight_books import Mode as Mode
 from .weight_books import Region as Region
 from .weight_fit import packs
 from .weight_loads import Loads
+from .weight_refusals import refuse_bytes, refuse_layer, refuse_region
 from .weight_runs import Run, Runs
 
 
@@ -54,8 +55,8 @@ class WeightCache:
         if mode not in MODES:
             raise PolicyError(f"mode {mode!r} is none of {', '.join(MODES)}")
         for region, nbytes in capacity.items():
-            _refuse_region(region)
-            _refuse_bytes(f"capacity of region {region!r}", nbytes, 0)
+            refuse_region(region)
+            refuse_bytes(f"capacity of region {region!r}", nbytes, 0)
         self.mode = mode
         self._books = Books(capacity)
         self._runs = Runs(self._books, mode in ("mcache", "wcache", "nocache"))
@@ -89,11 +90,11 @@ class WeightCache:
 
     def used(self, region: Region) -> int:
         """Bytes of resident layers and of the one being copied in."""
-        _refuse_region(region)
+        refuse_region(region)
         return self._books.used[region]
 
     def capacity(self, region: Region) -> int:
-        _refuse_region(region)
+        refuse_region(region)
         return self._books.capacity[region]
 
     def waiting(self, run: int) -> bool:
@@ -150,9 +151,9 @@ class WeightCache:
         if weights in self._books.weights:
             raise PolicyError(f"weights {weights!r} are known already; remove them first")
         for size in sizes:
-            _refuse_bytes(f"a layer of weights {weights!r}", size, 1)
+            refuse_bytes(f"a layer of weights {weights!r}", size, 1)
         for layer in roots:
-            _refuse_layer(weights, layer, len(sizes))
+            refuse_layer(weights, layer, len(sizes))
         added = Weights(weights, sizes, frozenset(roots), weights if unit is None else unit)
         added.prefix = 0 if self.mode == "pipelined" else None
         # Before all others in order of use: they have never been used.
@@ -191,7 +192,7 @@ class WeightCache:
         Layers that are left out are copied in only when a run enters them; roots may be left out."""
         known = self._known(weights)
         for layer in order:
-            _refuse_layer(weights, layer, len(known.sizes))
+            refuse_layer(weights, layer, len(known.sizes))
         at = {
             run.number: known.order[run.cursor % len(known.order)]
             for run in self._runs
@@ -205,8 +206,8 @@ class WeightCache:
 
     def set_capacity(self, region: Region, nbytes: int, now: float) -> Instructions:
         """Bytes for weights there changed: tensors or activations took or gave back memory."""
-        _refuse_region(region)
-        _refuse_bytes(f"capacity of region {region!r}", nbytes, 0)
+        refuse_region(region)
+        refuse_bytes(f"capacity of region {region!r}", nbytes, 0)
         self._books.capacity[region] = nbytes
         self._loads.freed()
         for run in self._runs:
@@ -216,8 +217,8 @@ class WeightCache:
     def demand(self, region: Region, nbytes: int, now: float) -> Instructions:
         """Evicts so that so many bytes are free there, for somebody who found no room: one layer at
         least, as there was no gap of that size. Nothing if it is out of reach. Never a Load."""
-        _refuse_region(region)
-        _refuse_bytes("a demand", nbytes, 1)
+        refuse_region(region)
+        refuse_bytes("a demand", nbytes, 1)
         return self._loads.make_room(region, max(1, nbytes - self._books.free(region)))
 
     def is_used(self, weights: str) -> bool:
@@ -349,7 +350,7 @@ class WeightCache:
 
     def _find(self, weights: str, layer: int) -> tuple[Weights, int]:
         known = self._known(weights)
-        _refuse_layer(weights, layer, len(known.sizes))
+        refuse_layer(weights, layer, len(known.sizes))
         return known, layer
 
     def _run(self, run: int) -> Run:
@@ -364,7 +365,7 @@ class WeightCache:
         if w is None:
             raise PolicyError(f"run {run} did not name weights {weights!r}; name them at its begin")
         if not 0 <= layer < len(w.sizes):
-            _refuse_layer(weights, layer, len(w.sizes))
+            refuse_layer(weights, layer, len(w.sizes))
         return r, w
 
     def _outcome(self, weights: str, layer: int) -> Weights:
@@ -386,18 +387,3 @@ def _take_one(counts: dict[tuple[str, int], int], key: tuple[str, int]) -> None:
         del counts[key]
     else:
         counts[key] -= 1
-
-
-def _refuse_region(region: object) -> None:
-    if region not in REGIONS:
-        raise PolicyError(f"region {region!r} is none of {', '.join(REGIONS)}")
-
-
-def _refuse_bytes(what: str, nbytes: object, least: int) -> None:
-    if isinstance(nbytes, bool) or not isinstance(nbytes, int) or nbytes < least:
-        raise PolicyError(f"{what} is {nbytes!r} bytes; give an int of at least {least}")
-
-
-def _refuse_layer(weights: str, layer: object, layers: int) -> None:
-    if isinstance(layer, bool) or not isinstance(layer, int) or not 0 <= layer < layers:
-        raise PolicyError(f"layer {layer!r} of weights {weights!r} is not one of their {layers}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,13 +30,12 @@ from .shelf import Shelf
 from .skeletons import ModelWeights, Skeleton
 from .weight_books import REGIONS, Load, Mode, Region
 from .weight_cache import WeightCache
+from .weight_waits import WeightWaits
 
 #: How long a run waits for a layer, or for another thread's load of its model, seconds.
 WAIT_SECONDS = 600.0
 #: Files that change again while they are read anew are tried so often.
 ATTEMPTS = 3
-#: Who waits looks so often whether tensors have left the arena, seconds: nobody tells of that.
-LOOK_SECONDS = 0.02
 
 
 class WeightStore:
@@ -83,6 +82,7 @@ class WeightStore:
         self._layers = ResidentLayers(
             self._cache, self._host, device, self._arena, self.residency, self._changed, self
         )
+        self._waits = WeightWaits(self._cache, self._layers, self._changed, wait_s)
         self._shelf = Shelf(
             self._cache,
             self._layers,
@@ -160,7 +160,7 @@ class WeightStore:
     def _begin(self, lease: Lease) -> None:
         weights = lease.skeleton.weights
         with self._changed:
-            self._await_fit(lease)
+            self._waits.for_room(lease)
             self.residency.leased([self._cache.resident(each.id) for each in weights], lease.load_s)
             for each in weights:
                 self.residency.begins(each, lease.bucket, self._cache.resident(each.id))
@@ -172,7 +172,7 @@ class WeightStore:
             try:
                 self._layers.do(self._cache.begin(lease.number, names, time.monotonic()))
                 self._changed.notify_all()
-                self._await(lease, lambda: self._cache.ready(lease.number))
+                self._waits.for_layers(lease, lambda: self._cache.ready(lease.number))
                 if lease.skeleton.is_undivided:
                     self._load_all(lease)
             except BaseException:
@@ -205,7 +205,7 @@ class WeightStore:
             for layer in range(len(each.sizes)):
                 entering = self._cache.enter(lease.number, each.id, layer, time.monotonic())
                 self._layers.do(entering)
-                self._await(lease, lambda: not self._cache.waiting(lease.number))
+                self._waits.for_layers(lease, lambda: not self._cache.waiting(lease.number))
         return True
 
     def _end(self, lease: Lease) -> None:
@@ -236,7 +236,7 @@ class WeightStore:
             return
         with self._changed:
             self._layers.do(self._cache.enter(lease.number, weights.id, layer, time.monotonic()))
-            self._await(lease, lambda: not self._cache.waiting(lease.number))
+            self._waits.for_layers(lease, lambda: not self._cache.waiting(lease.number))
         timing = lease.timings.get(weights.id)
         if timing is not None:
             timing.enter(layer)
@@ -274,56 +274,6 @@ class WeightStore:
                 "weights); run it in execute, in the thread that execute runs in"
             )
         return having[0]
-
-    def _await(self, lease: Lease, is_there: Callable[[], bool]) -> None:
-        """Until what the lease waits for is resident. Holds the lock; waiting lets go of it."""
-        if is_there():
-            return
-        start = time.perf_counter()
-        lease.waits = True
-        try:
-            while lease.error is None and not is_there():
-                left = start + self._wait_s - time.perf_counter()
-                if left <= 0:
-                    break
-                if not self._changed.wait(min(left, LOOK_SECONDS)):
-                    self._layers.look_again()
-        finally:
-            lease.waits = False
-            lease.stall(start)
-        if lease.error is not None:
-            raise lease.error
-        if not is_there():
-            raise LoadError(
-                f"no room for model {lease.skeleton.label}: what is in use left none for "
-                f"{self._wait_s:g} s; raise the worker's memory with "
-                "st2i.attach(client, memory_bytes=...) or run fewer threads per worker"
-            )
-
-    def _await_fit(self, lease: Lease) -> None:
-        """Until its layers fit beside the tensors that the arena holds. Holds the lock; waiting lets
-        go of it. LoadError when they do not fit an empty one, or not for `wait_s` seconds."""
-        start = time.perf_counter()
-        while True:
-            self._layers.size_arena()
-            why = self._cache.fits(*lease.ids)
-            if why is None:
-                return
-            if not self._layers.is_arena_busy() or time.perf_counter() - start > self._wait_s:
-                # What is held may be so because its file was replaced while it was read.
-                lease.skeleton.stale |= lease.skeleton.held is not None
-                held = lease.skeleton.held
-                if held is not None:
-                    why += (
-                        f"; {held.nbytes:,} bytes of it are kept whole, as they do not come unchanged "
-                        "from safetensors files"
-                    )
-                raise LoadError(
-                    f"model {lease.skeleton.label} does not fit this worker: {why}; raise its "
-                    "memory with st2i.attach(client, memory_bytes=...), give less of it to "
-                    "arena_bytes, or use a smaller dtype"
-                )
-            self._changed.wait(LOOK_SECONDS)
 
     # What happens to layers
 

@@ -26,7 +26,7 @@ PURE = (
 )
 PURE_WORKER = (
     *("prefix", "weight_books", "weight_cache", "weight_fit", "weight_loads", "weight_runs"),
-    "weight_victims",
+    *("weight_refusals", "weight_victims"),
 )
 FORBIDDEN_IN_PURE = {
     *("dask", "distributed", "torch", "diffusers", "transformers", "asyncio", "tornado", "time"),

@@ -9,6 +9,7 @@ from worker_plugin.host_tier import HostTier
 from worker_plugin.profiles import Profiles
 
 from .cache_driver import Driver
+from .chains import make_executor
 from .host_files import mappings_of, open_files
 from .leases import NO_LIMIT, Slow, loads
 from .models import Model, save_plain, store_of
@@ -31,6 +32,16 @@ def even(tmp_path):
         return cls(str(path), kind="even", **shape, **options)
 
     return make
+
+
+@pytest.fixture
+def executor():
+    executor = make_executor(1_000_000)
+    yield executor
+    executor.models._check()
+    executor.models.close()
+    assert executor.models.models() == [], "a model is still in use"
+    del executor.models, executor.store  # pytest keeps the executor for longer than the module
 
 
 @pytest.fixture

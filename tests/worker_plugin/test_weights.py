@@ -102,7 +102,7 @@ def test_seconds_of_loading_are_told_from_those_of_layers(even):
             return super().load_model(model_path)
 
     model = even("a", cls=Lingering)
-    with store_of(NO_LIMIT, bandwidth=4 * LAYER / 0.1) as store:
+    with store_of(NO_LIMIT, bandwidth=4 * LAYER / 0.4) as store:
         with store.lease(model) as lease:
             assert 0.05 <= lease.load_s < WAIT
             assert lease.stalled_s == 0

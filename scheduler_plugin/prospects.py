@@ -39,6 +39,17 @@ class _Backlog:
     seconds: float = 0.0
 
 
+@dataclass(slots=True)
+class _Asked:
+    """A request, and what its tenant has before its end. gone_s: what it has used of what is not over."""
+
+    request: Request
+    place: int
+    seconds: float
+    left_s: float
+    gone_s: float
+
+
 def prospects(
     policy: FairPolicy,
     names: Iterable[str],
@@ -59,11 +70,12 @@ def prospects(
     each_s: dict[int, float] = {}
     backlogs: dict[str, _Backlog] = {}
     served_s = _served(policy, now)
-    found: dict[str, tuple[Request, int, float]] = {}
+    found: dict[str, _Asked] = {}
     for name, request in book.requests.items():  # in order of arrival
         backlog = backlogs.get(request.tenant)
         if backlog is None:
             backlog = backlogs[request.tenant] = _Backlog(len(backlogs))
+        left_s = gone_s = 0.0
         if request.open:
             outline = request.outline
             seconds = each_s.get(id(outline))
@@ -71,16 +83,15 @@ def prospects(
                 seconds = each_s[id(outline)] = policy._paths.whole_s(outline) / len(outline)
             if not request.dispatches:
                 backlog.waiting += 1
-            if name in under_way:
-                backlog.seconds += seconds * max(0, request.open - under_way[name])
-            else:
-                backlog.seconds += max(0.0, seconds * request.open - served_s.get(name, 0.0))
+            steps = under_way.get(name)
+            gone_s = served_s.get(name, 0.0) if steps is None else seconds * steps
+            left_s = max(0.0, seconds * request.open - gone_s)
+            backlog.seconds += left_s
         if name in asked:
-            found[name] = request, backlog.waiting, backlog.seconds
+            found[name] = _Asked(request, backlog.waiting, backlog.seconds, left_s, gone_s)
     others = _Others(policy, backlogs)
-    executors = len(policy._placement.executors())
     return {
-        name: asdict(_prospect(*found[name], under_way.get(name, 0), others, executors))
+        name: asdict(_prospect(policy, found[name], under_way.get(name, 0), others))
         for name in sorted(asked)
     }
 
@@ -114,13 +125,28 @@ class _Others:
         return int(places.sum() - places[own]), float(service.sum() - service[own])
 
 
-def _prospect(
-    request: Request, place: int, seconds: float, under_way: int, others: _Others, executors: int
-) -> Prospect:
-    more, meanwhile_s = others.meanwhile(request.tenant, place, seconds)
+def _prospect(policy: FairPolicy, asked: _Asked, under_way: int, others: _Others) -> Prospect:
+    request = asked.request
+    more, meanwhile_s = others.meanwhile(request.tenant, asked.place, asked.seconds)
+    executors = len(policy._placement.executors())
     return Prospect(
         done=request.states.count(State.DONE) + under_way,
         total=len(request.states),
-        place=None if request.dispatches or not request.open else place + more,
-        wait_s=(seconds + meanwhile_s) / executors if executors else None,
+        place=None if request.dispatches or not request.open else asked.place + more,
+        wait_s=_wait_s(policy, asked, asked.seconds + meanwhile_s, executors)
+        if executors
+        else None,
     )
+
+
+def _wait_s(policy: FairPolicy, asked: _Asked, total_s: float, executors: int) -> float:
+    """total_s: device seconds until its end, its own included. However many executors share them, its own
+    steps come one after the other."""
+    request = asked.request
+    paths = [
+        policy._paths.path_s(request.outline, position)
+        for position, state in enumerate(request.states)
+        if state not in (State.DONE, State.DEAD)
+    ]
+    path_s = min(asked.left_s, max(paths, default=0.0) - asked.gone_s)
+    return max(total_s / executors, (total_s - asked.left_s) / executors + path_s)

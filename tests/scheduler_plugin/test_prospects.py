@@ -67,6 +67,19 @@ def test_steps_that_somebody_has_counted_go_before_the_clock(policy):
     assert prospects(policy, ["a0"], 0.5, {"a0": 0})["a0"]["wait_s"] == pytest.approx(2.0)
 
 
+def test_more_executors_do_not_shorten_what_comes_one_after_the_other(policy):
+    for n in range(2, 5):
+        policy.handle(ev.ExecutorJoined(0.0, f"w{n}"))
+    submit(policy, "a0", "a")
+    assert prospects(policy, ["a0"], 0.0)["a0"] == row(0, 2, 1, 2.0)
+    for n in range(1, 6):
+        submit(policy, f"a{n}", "a")
+    # Ten seconds before the last one's own, on four executors; then its two.
+    assert prospects(policy, ["a5"], 0.0)["a5"] == row(0, 2, 6, 10 / 4 + 2)
+    policy.next_decision(0.0)
+    assert prospects(policy, ["a0"], 0.5)["a0"] == row(0, 2, None, 1.5)
+
+
 def test_own_requests_come_in_order_and_others_by_weight(policy):
     for n in range(3):
         submit(policy, f"a{n}", "a")

@@ -159,6 +159,10 @@ class Executor:
         except NotFiniteError as error:
             began = f"; the first NaN came out of {task.spoilt or task.plan.label}"
             raise NotFiniteError(f"{error}{began}") from error
+        except Exception as error:
+            # A model's own error need not say whose it is: some have no message at all.
+            error.add_note(f"raised in workflow {task.plan.workflow!r} by {task.plan.label}")
+            raise
 
     def _evaluate(self, task: BoundTask, lease: Lease) -> Any:
         """Once more where the device ran out of memory and cached weights could make room, and where

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
+import re
+
 import pytest
 import torch
 
@@ -103,8 +106,11 @@ def test_undeclared_outputs_are_refused_with_workflow_and_node(executor, kind):
 
 
 def test_an_error_in_the_model_stays_what_it_is_and_releases_it(executor):
-    with pytest.raises(ZeroDivisionError, match="the model's own words"):
+    with pytest.raises(ZeroDivisionError, match="the model's own words") as caught:
         run_chain(executor, Linear(kind="raises"))
+    # With whose they are, also on the way to a client.
+    (note,) = pickle.loads(pickle.dumps(caught.value)).__notes__
+    assert re.fullmatch(r"raised in workflow .\w+. by .*Linear.*", note)
     assert len(executor.models.models()) == 1
 
 

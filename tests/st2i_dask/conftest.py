@@ -1,13 +1,27 @@
-"""Fixtures of the tests of the hub."""
+"""Fixtures of several modules: a cluster of two workers; a hub and a node that fetches from it."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from distributed import Client
 from safetensors.torch import save
+
+import st2i_dask as st2i
 
 from .fake_hub import FakeHub
 from .hub_node import LARGE_FILE, MIB, SMALL_FILE, Node
+
+
+@pytest.fixture(scope="module")
+def client():
+    """Of a cluster with two workers, attached."""
+    with (
+        st2i.local_cluster(2, dashboard_address=None) as cluster,
+        Client(cluster) as client,
+    ):
+        st2i.attach(client)
+        yield client
 
 
 @pytest.fixture(scope="module")

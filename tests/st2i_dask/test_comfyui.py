@@ -53,6 +53,22 @@ def plain(**sampler):
     }
 
 
+def lora_loader(file, strength, *, after="4", of_clip=None):
+    """A LoraLoader behind that node; of_clip: its other strength."""
+    return node(
+        "LoraLoader",
+        model=[after, 0],
+        clip=[after, 1],
+        lora_name=file,
+        strength_model=strength,
+        strength_clip=strength if of_clip is None else of_clip,
+    )
+
+
+#: What `plain` says, as parameters.
+SETTINGS = dict(prompt="a cat", seed=7, num_steps=3, width=48, height=32, guidance_scale=2.5)
+
+
 def controlled(**control):
     made = plain(positive=["20", 0], negative=["20", 1])
     made["20"] = node(
@@ -101,12 +117,7 @@ def test_its_picture_is_that_of_the_same_settings(folders):
     ours = run_here(load(plain(), folders))
     theirs = run_here(
         st2i.load(folders[CHECKPOINT]),
-        prompt="a cat",
-        seed=7,
-        num_steps=3,
-        width=48,
-        height=32,
-        guidance_scale=2.5,
+        **SETTINGS,
     )
     assert torch.equal(ours, theirs)
     assert ours.shape == (3, 32, 48)
@@ -126,12 +137,7 @@ def test_a_controlnet_with_its_image(folders, edges):
     with Image.open(edges / "edges.png") as image:
         theirs = run_here(
             st2i.load(folders[CHECKPOINT], controlnet=folders[CONTROLNET]),
-            prompt="a cat",
-            seed=7,
-            num_steps=3,
-            width=48,
-            height=32,
-            guidance_scale=2.5,
+            **SETTINGS,
             control_image=image.convert("RGB"),
             controlnet_conditioning_scale=0.7,
             control_guidance_end=0.5,
@@ -152,12 +158,7 @@ def test_each_of_two_controlnets_has_its_window(folders, edges):
     with Image.open(edges / "edges.png") as image:
         theirs = run_here(
             st2i.load(folders[CHECKPOINT], controlnet=[folders[CONTROLNET]] * 2),
-            prompt="a cat",
-            seed=7,
-            num_steps=3,
-            width=48,
-            height=32,
-            guidance_scale=2.5,
+            **SETTINGS,
             control_image=[image.convert("RGB")] * 2,
             controlnet_conditioning_scale=[0.7, 0.4],
             control_guidance_start=[0.0, 0.5],
@@ -194,22 +195,8 @@ def test_the_older_controlnet_node(folders):
 
 def test_loras_in_the_order_of_the_chain():
     value = plain(model=["31", 0])
-    value["30"] = node(
-        "LoraLoader",
-        model=["4", 0],
-        clip=["4", 1],
-        lora_name="a.safetensors",
-        strength_model=0.5,
-        strength_clip=0.5,
-    )
-    value["31"] = node(
-        "LoraLoader",
-        model=["30", 0],
-        clip=["30", 1],
-        lora_name="b.safetensors",
-        strength_model=1,
-        strength_clip=1,
-    )
+    value["30"] = lora_loader("a.safetensors", 0.5)
+    value["31"] = lora_loader("b.safetensors", 1, after="30")
     loras = evaluate(read_graph(value)).model.loras
     assert [(lora.file, lora.scale) for lora in loras] == [
         ("a.safetensors", 0.5),
@@ -268,14 +255,7 @@ def test_without_guidance_the_negative_text_has_no_say(xl_folders):
 
 def test_a_lora_and_a_picture_to_begin_with(xl_folders, edges):
     value = xl(denoise=0.7, model=["30", 0], latent_image=["31", 0])
-    value["30"] = node(
-        "LoraLoader",
-        model=["4", 0],
-        clip=["4", 1],
-        lora_name="ink.safetensors",
-        strength_model=0.6,
-        strength_clip=0.6,
-    )
+    value["30"] = lora_loader("ink.safetensors", 0.6)
     value["31"] = node("VAEEncode", pixels=["32", 0], vae=["4", 2])
     value["32"] = node("LoadImage", image="edges.png")
     ours = run_here(load(value, xl_folders, images=edges))
@@ -361,14 +341,7 @@ def test_every_model_that_is_not_given_is_named(folders):
 
 def test_a_lora_with_two_strengths_is_refused(folders):
     value = plain(model=["30", 0])
-    value["30"] = node(
-        "LoraLoader",
-        model=["4", 0],
-        clip=["4", 1],
-        lora_name="a.safetensors",
-        strength_model=0.5,
-        strength_clip=1,
-    )
+    value["30"] = lora_loader("a.safetensors", 0.5, of_clip=1)
     with pytest.raises(st2i.LoadError, match=r"LoraLoader \(node 30\): strength_model=0.5 and"):
         load(value, folders)
 
@@ -410,14 +383,7 @@ def test_a_chain_of_thousands_is_read():
     value = plain(model=["c4999", 0])
     for number in range(5000):
         before = f"c{number - 1}" if number else "4"
-        value[f"c{number}"] = node(
-            "LoraLoader",
-            model=[before, 0],
-            clip=[before, 1],
-            lora_name="a",
-            strength_model=1,
-            strength_clip=1,
-        )
+        value[f"c{number}"] = lora_loader("a", 1, after=before)
     assert len(evaluate(read_graph(value)).model.loras) == 5000
 
 

@@ -27,16 +27,6 @@ def folders(tmp_path_factory):
     }
 
 
-@pytest.fixture(scope="module")
-def client():
-    with (
-        st2i.local_cluster(2, dashboard_address=":0") as cluster,
-        Client(cluster) as client,
-    ):
-        st2i.attach(client)
-        yield client
-
-
 @functools.cache
 def reference(folder, dtype):
     from diffusers import FluxPipeline

@@ -10,7 +10,6 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from distributed import Client
 from PIL import Image
 
 import st2i_dask as st2i
@@ -164,16 +163,6 @@ def test_every_parameter_changes_the_picture(folders, task):
     images = [run_here(workflow, **{**common, **more}) for more in variants]
     for i, image in enumerate(images):
         assert not any(torch.equal(image, other) for other in images[:i]), variants[i]
-
-
-@pytest.fixture(scope="module")
-def client():
-    with (
-        st2i.local_cluster(2, dashboard_address=None) as cluster,
-        Client(cluster) as client,
-    ):
-        st2i.attach(client)
-        yield client
 
 
 def test_images_from_a_cluster_equal_the_pipelines(client, folders, tmp_path):

@@ -8,7 +8,6 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from distributed import Client
 from PIL import Image
 
 import st2i_dask as st2i
@@ -24,16 +23,6 @@ TIMEOUT = 120
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     return save_all(tmp_path_factory.mktemp("controlled"))
-
-
-@pytest.fixture(scope="module")
-def client():
-    with (
-        st2i.local_cluster(2, dashboard_address=None) as cluster,
-        Client(cluster) as client,
-    ):
-        st2i.attach(client)
-        yield client
 
 
 def expected(pipeline, *, seed, num_steps, output_type="pt", **parameters):

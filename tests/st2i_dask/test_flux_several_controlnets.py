@@ -9,7 +9,6 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from distributed import Client
 from PIL import Image
 
 import st2i_dask as st2i
@@ -173,16 +172,6 @@ def test_spread_images_are_those_of_their_seeds(root):
     for number, image in enumerate(ours):
         theirs = expected(root, nets, None, "float32", **{**parameters, "seed": 3 + number})
         assert torch.equal(image, theirs)
-
-
-@pytest.fixture(scope="module")
-def client():
-    with (
-        st2i.local_cluster(2, dashboard_address=None) as cluster,
-        Client(cluster) as client,
-    ):
-        st2i.attach(client)
-        yield client
 
 
 def test_images_from_a_cluster_equal_the_pipelines(client, root):

@@ -9,7 +9,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from distributed import Client, wait
+from distributed import wait
 
 import st2i_dask as st2i
 from st2i_dask.catalogue import tiny_sdxl
@@ -231,16 +231,6 @@ def test_two_dtypes_are_refused_with_the_cure(folders, tmp_path, monkeypatch):
 
 
 # ---------------------------------------------------------------- on a cluster
-
-
-@pytest.fixture(scope="module")
-def client():
-    with (
-        st2i.local_cluster(2, dashboard_address=None) as cluster,
-        Client(cluster) as client,
-    ):
-        st2i.attach(client)
-        yield client
 
 
 def test_requests_at_once_on_a_cluster_equal_those_made_alone(client, folders):

@@ -7,7 +7,6 @@ import threading
 
 import pytest
 import torch
-from distributed import Client
 
 import st2i_dask as st2i
 from scheduler_plugin import events as ev
@@ -267,13 +266,6 @@ def test_with_a_controlnet_it_is_refused(tmp_path):
     workflow = st2i.load(save_z_image_controlnet(tmp_path / "controlnet"))
     with pytest.raises(st2i.ParameterError, match="no parameter 'sequence_parallel'"):
         workflow.request(prompt="a cat", control_image=None, sequence_parallel=2)
-
-
-@pytest.fixture(scope="module")
-def client():
-    with st2i.local_cluster(2, dashboard_address=":0") as cluster, Client(cluster) as client:
-        st2i.attach(client)
-        yield client
 
 
 def served(client):

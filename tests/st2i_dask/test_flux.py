@@ -12,6 +12,8 @@ from distributed import Client, wait
 import st2i_dask as st2i
 from st2i_dask.catalogue import tiny
 
+from .originals import expected as of_pipeline
+
 # Workers run one torch thread each; the reference must sum in the same order.
 torch.set_num_threads(1)
 
@@ -36,11 +38,8 @@ def reference(folder, dtype):
     return pipeline
 
 
-def expected(folder, dtype, *, seed, output_type="pt", **parameters):
-    parameters["num_inference_steps"] = parameters.pop("num_steps")
-    return reference(folder, dtype)(
-        **parameters, output_type=output_type, generator=torch.Generator("cpu").manual_seed(seed)
-    ).images[0]
+def expected(folder, dtype, **parameters):
+    return of_pipeline(reference(folder, dtype), **parameters)
 
 
 CASES = [

@@ -10,13 +10,14 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 import st2i_dask as st2i
 from st2i_dask.catalogue import tiny
 from st2i_dask.catalogue.flux2_klein.references import MAX_AREA, OwnSizeImage, shrunk
 from st2i_dask.catalogue.tiny_flux2_klein import LAYERS, save_flux2_klein
 
+from .originals import expected as of_pipeline
+from .originals import picture
 from .running import run_here
 
 torch.set_num_threads(1)
@@ -52,21 +53,9 @@ def load(folder, task=TEXT, dtype="float32", **options):
     return st2i.load(folder, task=task, dtype=dtype, text_encoder_out_layers=LAYERS, **options)
 
 
-def picture(height, width, seed=0):
-    values = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
-    return Image.fromarray(values)
-
-
-def expected(folder, task, dtype, *, seed, num_steps, num_images=1, **parameters):
-    made = reference(folder, CLASSES[task], dtype)(
-        **parameters,
-        num_inference_steps=num_steps,
-        num_images_per_prompt=num_images,
-        output_type="pt",
-        generator=torch.Generator("cpu").manual_seed(seed),
-        text_encoder_out_layers=LAYERS,
-    ).images
-    return made if num_images > 1 else made[0]
+def expected(folder, task, dtype, **parameters):
+    pipeline = reference(folder, CLASSES[task], dtype)
+    return of_pipeline(pipeline, text_encoder_out_layers=LAYERS, **parameters)
 
 
 def completed(task, parameters):

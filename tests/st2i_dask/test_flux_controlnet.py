@@ -15,6 +15,7 @@ from st2i_dask.catalogue.flux.controlnet_parts import VaeEncoder
 from st2i_dask.catalogue.flux.parts import FluxTransformer, VaeDecoder
 
 from .controlnets import FORMS, reference, save_all
+from .originals import expected, picture, pixels
 from .running import run_here
 
 TIMEOUT = 120
@@ -23,23 +24,6 @@ TIMEOUT = 120
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     return save_all(tmp_path_factory.mktemp("controlled"))
-
-
-def expected(pipeline, *, seed, num_steps, output_type="pt", **parameters):
-    return pipeline(
-        **parameters,
-        num_inference_steps=num_steps,
-        output_type=output_type,
-        generator=torch.Generator("cpu").manual_seed(seed),
-    ).images[0]
-
-
-def pixels(height, width, seed=0):
-    return np.random.default_rng(seed).random((height, width, 3), dtype=np.float32)
-
-
-def picture(height, width, seed=0):
-    return Image.fromarray((pixels(height, width, seed) * 255).astype(np.uint8))
 
 
 # ---------------------------------------------------------------- equal to the pipeline

@@ -6,16 +6,16 @@ import itertools
 import json
 import shutil
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 import st2i_dask as st2i
 from st2i_dask.catalogue import tiny
 from st2i_dask.catalogue.residuals import summed
 
 from .controlnets import save_net, several_reference
+from .originals import expected as of_pipeline
+from .originals import picture
 from .running import run_here
 
 TIMEOUT = 120
@@ -49,11 +49,6 @@ def root(tmp_path_factory):
     return root
 
 
-def picture(height, width, seed=0):
-    values = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
-    return Image.fromarray(values)
-
-
 def completed(nets, task, parameters):
     made = dict(prompt="a cat", seed=3, num_steps=3, height=32, width=48)
     images = [picture(32 + 9 * n, 48, seed=n) for n in range(len(nets))]
@@ -69,20 +64,13 @@ def load(root, nets, task=None, dtype="float32", base=None):
     return st2i.load(root / base, controlnet=folders, task=task, dtype=dtype)
 
 
-def expected(root, nets, task, dtype, *, seed, num_steps, num_images=1, base=None, **parameters):
+def expected(root, nets, task, dtype, *, base=None, **parameters):
     if len(nets) > 1:  # the pipeline takes no number for all
         scale = parameters.get(SCALE, 1.0)
         parameters[SCALE] = scale if isinstance(scale, list) else [scale] * len(nets)
     base = base or ("coarse" if "pixels" in nets else "dev")
     folders = tuple(root / net for net in nets)
-    made = several_reference(CLASSES[task], root / base, folders, dtype)(
-        **parameters,
-        num_inference_steps=num_steps,
-        num_images_per_prompt=num_images,
-        output_type="pt",
-        generator=torch.Generator("cpu").manual_seed(seed),
-    ).images
-    return made if num_images > 1 else made[0]
+    return of_pipeline(several_reference(CLASSES[task], root / base, folders, dtype), **parameters)
 
 
 def check(root, nets, task, dtype, parameters):

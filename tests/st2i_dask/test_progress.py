@@ -14,9 +14,8 @@ from distributed import Client
 
 import st2i_dask as st2i
 
-from ..scheduler_plugin.live import chain, hooks, learn, rest, serving, until
-
-TIMEOUT = 60
+from ..scheduler_plugin.live import hooks, learn, serving, until
+from .watched import TIMEOUT, gate, open_gates, submit
 
 
 class Terminal(io.StringIO):
@@ -38,22 +37,7 @@ def client():
 @pytest.fixture(autouse=True)
 def nothing_left(request):
     yield
-    hooks.clear()
-    if "client" in request.fixturenames:
-        rest(request.getfixturevalue("client"))
-
-
-def submit(client, tenant, n, **more):
-    return [
-        chain.submit(client, tenant=tenant, value=0.0, label=tenant, **{"seconds": 0.01, **more})
-        for _ in range(n)
-    ]
-
-
-def gate(label, *values):
-    go = threading.Event()
-    hooks[label] = lambda value: value in values and go.wait(TIMEOUT)
-    return go
+    open_gates(request)
 
 
 def waiting(futures, **options):

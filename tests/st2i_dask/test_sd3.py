@@ -14,6 +14,7 @@ from PIL import Image
 import st2i_dask as st2i
 from st2i_dask.catalogue import tiny_sd3
 
+from .originals import expected, picture
 from .running import run_here
 
 # Workers run one torch thread each; the reference must sum in the same order.
@@ -43,17 +44,6 @@ def reference(folder, dtype, task="StableDiffusion3Pipeline"):
     )
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
-
-
-def expected(pipeline, *, seed, num_steps, output_type="pt", num_images=1, **parameters):
-    made = pipeline(
-        **parameters,
-        num_inference_steps=num_steps,
-        num_images_per_prompt=num_images,
-        output_type=output_type,
-        generator=torch.Generator("cpu").manual_seed(seed),
-    ).images
-    return made if num_images > 1 else made[0]
 
 
 def completed(parameters):
@@ -91,11 +81,6 @@ def test_tensor_equals_the_pipelines(folders, form, dtype, parameters):
 
 IMAGE, INPAINT = "StableDiffusion3Img2ImgPipeline", "StableDiffusion3InpaintPipeline"
 TASKS = {IMAGE: "image-to-image", INPAINT: "inpainting"}
-
-
-def picture(height, width, seed=0):
-    pixels = np.random.default_rng(seed).random((height, width, 3), dtype=np.float32)
-    return Image.fromarray((pixels * 255).astype(np.uint8))
 
 
 def mask(height, width):

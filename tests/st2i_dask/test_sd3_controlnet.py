@@ -13,8 +13,9 @@ from distributed import wait
 import st2i_dask as st2i
 from st2i_dask.catalogue import tiny_sd3
 
+from .originals import expected, picture
 from .running import run_here
-from .test_sd3 import IMAGE, INPAINT, TENSOR, check, completed, expected, mask, picture
+from .test_sd3 import IMAGE, INPAINT, TENSOR, check, completed, mask
 from .test_sd3 import reference as uncontrolled
 
 TIMEOUT = 120

@@ -12,8 +12,9 @@ import torch
 import st2i_dask as st2i
 from st2i_dask.catalogue import tiny_sdxl
 
+from .originals import expected, picture
 from .running import run_here
-from .test_sd3 import TENSOR, check, completed, expected, mask, picture
+from .test_sd3 import TENSOR, check, completed, mask
 
 PLAIN = "StableDiffusionXLPipeline"
 IMAGE = "StableDiffusionXLImg2ImgPipeline"

@@ -14,8 +14,9 @@ from distributed import wait
 import st2i_dask as st2i
 from st2i_dask.catalogue import tiny_sdxl
 
+from .originals import expected, picture
 from .running import run_here
-from .test_sd3 import check, completed, expected, mask, picture
+from .test_sd3 import check, completed, mask
 from .test_sdxl import IMAGE, INPAINT, PLAIN
 from .test_sdxl import reference as uncontrolled
 

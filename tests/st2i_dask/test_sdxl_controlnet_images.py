@@ -12,8 +12,9 @@ import torch
 import st2i_dask as st2i
 from st2i_dask.catalogue import tiny_lora, tiny_sdxl
 
+from .originals import expected, picture
 from .running import run_here
-from .test_sd3 import check, expected, picture
+from .test_sd3 import check
 from .test_sdxl_controlnet import END, SCALE, START
 
 IMAGE = "image-to-image"

@@ -14,23 +14,8 @@ from distributed import Client, LocalCluster
 import st2i_dask as st2i
 from st2i_dask.submission import send
 
-from ..scheduler_plugin.live import chain, hooks, learn, plugin_of, rest, serving, standing, until
-
-TIMEOUT = 60
-gates: list[threading.Event] = []
-
-
-def gate(label, *values):
-    """Runs of `label` with one of these values wait for the event that is returned."""
-    go = threading.Event()
-    gates.append(go)
-
-    def wait(value):
-        if value in values:
-            go.wait(TIMEOUT)
-
-    hooks[label] = wait
-    return go
+from ..scheduler_plugin.live import chain, hooks, learn, plugin_of, serving, standing, until
+from .watched import TIMEOUT, gate, open_gates, submit
 
 
 def watching(futures):
@@ -66,18 +51,7 @@ def client():
 @pytest.fixture(autouse=True)
 def nothing_left(request):
     yield
-    if "client" in request.fixturenames:
-        hooks.clear()
-        for go in gates:
-            go.set()
-        rest(request.getfixturevalue("client"))
-
-
-def submit(client, tenant, n=1, **more):
-    return [
-        chain.submit(client, tenant=tenant, value=0.0, label=tenant, **{"seconds": 0.01, **more})
-        for _ in range(n)
-    ]
+    open_gates(request)
 
 
 def test_from_the_queue_to_the_result(client):

@@ -6,15 +6,30 @@ from typing import Any
 
 import torch
 
-from st2i_dask.catalogue import tiny, tiny_sd3, tiny_z_image
+from st2i_dask.catalogue import tiny, tiny_flux2_klein, tiny_sd3, tiny_z_image
 from st2i_dask.catalogue.tiny_parts import autoencoder
-from st2i_dask.catalogue.tiny_qwen import qwen_config, qwen_tokenizer
 
 torch.set_num_threads(1)  # as the workers: convolutions sum in another order with more
 
 
 def kl_vae(**more: Any) -> Any:
     return autoencoder(**{"scaling_factor": 0.5, **more})
+
+
+def unet(**more: Any) -> Any:
+    from diffusers import UNet2DConditionModel
+
+    return UNet2DConditionModel(
+        sample_size=16,
+        in_channels=4,
+        out_channels=4,
+        block_out_channels=(8, 16),
+        layers_per_block=1,
+        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
+        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
+        norm_num_groups=4,
+        **more,
+    ).eval()
 
 
 def safety_checker() -> Any:
@@ -32,27 +47,16 @@ def safety_checker() -> Any:
 
 
 def stable_diffusion() -> Any:
-    from diffusers import DDIMScheduler, StableDiffusionPipeline, UNet2DConditionModel
+    from diffusers import DDIMScheduler, StableDiffusionPipeline
     from transformers import CLIPImageProcessor
 
-    unet = UNet2DConditionModel(
-        sample_size=16,
-        in_channels=4,
-        out_channels=4,
-        block_out_channels=(8, 16),
-        layers_per_block=1,
-        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
-        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
-        attention_head_dim=4,
-        cross_attention_dim=32,
-        norm_num_groups=4,
-    )
+    made = unet(attention_head_dim=4, cross_attention_dim=32)
     crop = {"shortest_edge": 16}
     return StableDiffusionPipeline(
         vae=kl_vae(),
         text_encoder=tiny.clip_text(),
         tokenizer=tiny.clip_tokenizer(),
-        unet=unet.eval(),
+        unet=made,
         scheduler=DDIMScheduler(clip_sample=False, steps_offset=1),
         safety_checker=safety_checker(),
         feature_extractor=CLIPImageProcessor(size=crop, crop_size={"height": 16, "width": 16}),
@@ -60,20 +64,13 @@ def stable_diffusion() -> Any:
 
 
 def stable_diffusion_xl() -> Any:
-    from diffusers import EulerDiscreteScheduler, StableDiffusionXLPipeline, UNet2DConditionModel
+    from diffusers import EulerDiscreteScheduler, StableDiffusionXLPipeline
     from transformers import CLIPTextConfig, CLIPTextModelWithProjection
 
     config = CLIPTextConfig.from_dict(
         {**tiny.clip_text().config.to_dict(), "num_hidden_layers": 3, "projection_dim": 32}
     )
-    unet = UNet2DConditionModel(
-        sample_size=16,
-        in_channels=4,
-        out_channels=4,
-        block_out_channels=(8, 16),
-        layers_per_block=1,
-        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
-        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
+    made = unet(
         attention_head_dim=(2, 4),
         use_linear_projection=True,
         addition_embed_type="text_time",
@@ -81,7 +78,6 @@ def stable_diffusion_xl() -> Any:
         transformer_layers_per_block=(1, 1),
         projection_class_embeddings_input_dim=6 * 8 + 32,
         cross_attention_dim=64,
-        norm_num_groups=4,
     )
     return StableDiffusionXLPipeline(
         vae=kl_vae(force_upcast=True),
@@ -89,7 +85,7 @@ def stable_diffusion_xl() -> Any:
         tokenizer=tiny.clip_tokenizer(),
         text_encoder_2=CLIPTextModelWithProjection(config).eval(),
         tokenizer_2=tiny.clip_tokenizer(),
-        unet=unet.eval(),
+        unet=made,
         scheduler=EulerDiscreteScheduler(timestep_spacing="leading", steps_offset=1),
         add_watermarker=False,
     )
@@ -248,49 +244,6 @@ def lumina2() -> Any:
     )
 
 
-def klein() -> Any:
-    from diffusers import (
-        AutoencoderKLFlux2,
-        FlowMatchEulerDiscreteScheduler,
-        Flux2KleinPipeline,
-        Flux2Transformer2DModel,
-    )
-    from transformers import Qwen3ForCausalLM
-
-    vae = AutoencoderKLFlux2(
-        down_block_types=("DownEncoderBlock2D",) * 2,
-        up_block_types=("UpDecoderBlock2D",) * 2,
-        block_out_channels=(8, 8),
-        layers_per_block=1,
-        latent_channels=4,
-        norm_num_groups=4,
-        sample_size=32,
-    )
-    # The glue reads them.
-    vae.bn.running_mean.normal_(std=0.1)
-    vae.bn.running_var.uniform_(0.5, 1.5)
-    transformer = Flux2Transformer2DModel(
-        patch_size=1,
-        in_channels=16,
-        num_layers=1,
-        num_single_layers=2,
-        attention_head_dim=16,
-        num_attention_heads=2,
-        joint_attention_dim=96,
-        timestep_guidance_channels=32,
-        axes_dims_rope=[4, 4, 4, 4],
-        guidance_embeds=False,
-    )
-    return Flux2KleinPipeline(
-        scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=True),
-        vae=vae.eval(),
-        text_encoder=Qwen3ForCausalLM(qwen_config()).eval(),
-        tokenizer=qwen_tokenizer(),
-        transformer=transformer.eval(),
-        is_distilled=True,
-    )
-
-
 MADE = {
     "StableDiffusionPipeline": stable_diffusion,
     "StableDiffusionXLPipeline": stable_diffusion_xl,
@@ -298,9 +251,9 @@ MADE = {
     "SanaPipeline": sana,
     "AuraFlowPipeline": aura_flow,
     "Lumina2Pipeline": lumina2,
-    "Flux2KleinPipeline": klein,
 }
 SAVED = {
+    "Flux2KleinPipeline": tiny_flux2_klein.save_flux2_klein,
     "FluxPipeline": tiny.save_flux,
     "FluxControlNetPipeline": tiny.save_flux_controlnet,
     "StableDiffusion3ControlNetPipeline": tiny_sd3.save_sd3_controlnet,

@@ -69,7 +69,7 @@ async def request_answer(
         id=job.id,
         status=status,  # type: ignore[arg-type]
         model=job.wanted.model,
-        n=len(job.wanted.requests),
+        n=len(job.names),
         created=int(job.created),
         queue_position=said["place"],
         estimated_wait_s=said["wait_s"],

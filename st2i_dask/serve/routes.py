@@ -208,6 +208,13 @@ def _check_stream(body: GenerationRequest | EditRequest) -> None:
     if body.partial_images and not body.stream:
         raise ApiError(400, "partial_images needs stream=true", code="invalid_value",
                        param="partial_images")  # fmt: skip
+    if body.stream and body.response_format == "url":
+        raise ApiError(
+            400,
+            "response_format=url with stream=true: events carry images as b64_json; leave out one",
+            code="invalid_value",
+            param="response_format",
+        )
 
 
 def _takes_images(workflow: Any) -> bool:

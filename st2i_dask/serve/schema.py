@@ -30,12 +30,17 @@ class _Common(_Strict):
         None, ge=0, le=100, description="Quality of jpeg and webp, percent; by default 100."
     )
     response_format: Delivery | None = Field(
-        "b64_json", description="url: a path here that nobody can guess, for a limited time."
+        "b64_json",
+        description="url: a path here that nobody can guess, for a limited time; not with stream.",
     )
     background: Literal["auto", "opaque"] | None = Field("auto", description="Always opaque.")
     stream: bool | None = False
     partial_images: int | None = Field(
-        0, ge=0, le=3, description="Previews, of latents between the steps; with stream, n=1."
+        0,
+        ge=0,
+        le=3,
+        description="Previews, of latents between the steps: fewer where there are fewer steps; with "
+        "stream, n=1.",
     )
     user: str | None = Field(None, max_length=512, description="Taken and not used.")
     safety_identifier: str | None = Field(None, max_length=512, description="Taken and not used.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from .limits import Limits
 from .models import Models
 from .problems import ApiError, of_exception
 from .schema import EditRequest, GenerationRequest
+
+logger = logging.getLogger("st2i.serve")
 
 #: What clients call parameters, and what workflows may call them; the first that there is counts.
 _NAMES: dict[str, tuple[str, ...]] = {
@@ -104,8 +107,9 @@ def wanted(
         requests = [workflow.request(tenant, **one) for one in each]
         if asked.partial_images:
             shown = _previewed(workflow, asked.partial_images, each)
-            requests = [shown.request(tenant, **each[0])]
-            previews = preview_tasks(shown, requests[0], **each[0])
+            if shown is not None:
+                requests = [shown.request(tenant, **each[0])]
+                previews = preview_tasks(shown, requests[0], **each[0])
     except St2iError as error:
         raise of_exception(error, {**{name: name for name in known}, **said}) from None
     for request in requests:
@@ -134,13 +138,20 @@ def extra_names(models: Models, body: Any) -> set[str]:
     return {p.name for workflow in workflows for p in workflow.parameters} - _RESERVED
 
 
-def _previewed(workflow: Workflow, count: int, each: list[dict[str, Any]]) -> Workflow:
+def _previewed(workflow: Workflow, count: int, each: list[dict[str, Any]]) -> Workflow | None:
+    """None where nothing is between the steps: partial images are what there is of so many."""
+    if len(each) > 1:
+        raise ApiError(
+            400,
+            f"partial_images={count} with n={len(each)}; they are for one image: ask for n=1",
+            code="invalid_value",
+            param="partial_images",
+        )
     try:
-        if len(each) > 1:
-            raise ComposeError("partial images are for one image; ask for n=1")
         return previewed(workflow, count, **each[0])
     except ComposeError as error:
-        raise ApiError(400, str(error), code="invalid_value", param="partial_images") from None
+        logger.info("no partial images: %s", error)
+        return None
 
 
 def _named(

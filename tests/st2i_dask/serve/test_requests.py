@@ -45,6 +45,7 @@ def test_a_detached_request_is_found_by_its_id(served):
     assert waiting["status"] == "queued"
     assert waiting["estimated_wait_s"] == 1.5
     assert waiting["progress"] == {"done": 0, "total": 10}
+    assert waiting["n"] == 2
     served.cluster.release()
     until(lambda: state(served, name)["status"] == "completed")
     done = state(served, name)
@@ -54,6 +55,7 @@ def test_a_detached_request_is_found_by_its_id(served):
     listed = served.get("/v1/requests").json()["data"]
     assert listed[0]["id"] == name
     assert listed[0]["result"] is None
+    assert done["n"] == listed[0]["n"] == cancel(served, name).json()["n"] == 2
 
 
 def test_a_request_in_flight_can_be_cancelled_by_its_id(served):

@@ -56,10 +56,27 @@ def test_what_is_wrong_is_refused_before_the_stream(served):
         {"partial_images": 1},
         {"partial_images": 4, "stream": True},
         {"partial_images": 1, "stream": True, "n": 2},
-        {"partial_images": 1, "stream": True, "num_inference_steps": 1},
-        {"partial_images": 1, "stream": True, "model": "unseeded"},
     ):
         assert error(served.draw(**fields), 400)["param"] == "partial_images"
+
+
+def test_events_have_no_urls(served):
+    refused = error(served.draw(stream=True, response_format="url"), 400)
+    assert refused["param"] == "response_format"
+    assert "b64_json" in refused["message"]
+    form = {"prompt": "a star", "model": "retouch", "stream": "true", "response_format": "url"}
+    file = io.BytesIO()
+    Image.new("RGB", (16, 16)).save(file, "PNG")
+    files = {"image": ("a.png", file.getvalue(), "image/png")}
+    answer = served.post("/v1/images/edits", data=form, files=files)
+    assert error(answer, 400)["param"] == "response_format"
+    assert not served.cluster.submitted
+
+
+@pytest.mark.parametrize("fields", [{"num_inference_steps": 1}, {"model": "unseeded"}])
+def test_partial_images_are_none_where_nothing_is_between_steps(served, fields):
+    found = events(served, partial_images=2, **fields)
+    assert [kind for kind, _ in found] == ["image_generation.completed"]
 
 
 def image_of(data):

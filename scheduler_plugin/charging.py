@@ -36,16 +36,16 @@ class Charging:
         self.ledger.set_weights(settings.weights, settings.default_weight)
 
     def estimate(
-        self, key: CostKey, missing: float, pull_bytes: int, steps: int, members: int = 0
+        self, key: CostKey, missing: float, pull_bytes: int, steps: int, group: int
     ) -> Estimate:
         """What a run is expected to take. missing: share of the model to load there, by the slowest of
-        a gang; members: other executors that compute with it."""
+        a gang; group: executors that compute together."""
         transfer_s = 0.0
         if pull_bytes:
             learned = self._costs.transfer_s(key)
             transfer_s = pull_bytes / self._settings.bandwidth if learned is None else learned
         load_s = self._costs.load_s(key) * missing if missing else 0.0
-        return Estimate(load_s, self._costs.compute_s(key, 1 + members) * steps, transfer_s)
+        return Estimate(load_s, self._costs.compute_s(key, group) * steps, transfer_s)
 
     def dispatched(self, run: Run) -> None:
         """Charge the estimate, once for each executor held."""
@@ -92,12 +92,12 @@ class Charging:
         if run.departed or run.slowest > run.missing:
             return  # seconds of some of them, or of waiting for the load of another
         key = run.candidate.cost_key
-        members = len(run.members)
+        most = len(run.executors)
         moved = self._costs.observe(
             key,
             event.used,
             steps=event.steps,
-            group=1 + (members if event.members is None else min(members, event.members)),
+            group=most if event.members is None else min(most, 1 + event.members),
             loaded_share=run.missing,
             pulled=run.pull_bytes > 0,
         )
@@ -114,8 +114,8 @@ class Charging:
         assert run is not None
         key = run.candidate.cost_key
         if run.dispatch.steps == 1 and (key == moved or not self._costs.is_measured(key)):
-            members = len(run.members)
-            self.revise(run, self.estimate(key, run.slowest, run.pull_bytes, 1, members).total_s)
+            group = len(run.executors)
+            self.revise(run, self.estimate(key, run.slowest, run.pull_bytes, 1, group).total_s)
 
     def cut(self, invocation: Invocation, now: float) -> None:
         """Charge a multi-step run only for the steps it has done and the one it is in."""

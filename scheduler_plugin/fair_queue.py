@@ -25,7 +25,6 @@ from st2i_dask.errors import PolicyError
 
 from .candidates import Candidate, Outlook, WeightOf
 from .lanes import Lanes
-from .outline import Outline
 
 #: Up to that many lanes a plain loop is faster than NumPy.
 FEW = 32
@@ -36,7 +35,9 @@ class FairQueue:
     are not few, whatever number is queued; adding and removing O(log of the lane)."""
 
     def __init__(self, outlook: Outlook, slack_s: float) -> None:
-        self._lanes = Lanes(outlook)
+        lanes = self._lanes = Lanes(outlook)
+        self.set_vtime, self.outline_left = lanes.set_vtime, lanes.forget_outline
+        self.refresh_outline, self.refresh_models = lanes.refresh_outline, lanes.refresh_models
         self.set_slack(slack_s)
 
     def set_slack(self, slack_s: float) -> None:
@@ -60,20 +61,8 @@ class FairQueue:
     def dispatched(self, candidate: Candidate) -> None:
         """The ledger charges; the queue learns of it through `set_vtime`."""
 
-    def set_vtime(self, tenant: str, vtime_s: float) -> None:
-        self._lanes.set_vtime(tenant, vtime_s)
-
     def tenant_left(self, tenant: str) -> None:
         """Nothing is kept of a tenant without lanes."""
-
-    def refresh_outline(self, outline: Outline) -> None:
-        self._lanes.refresh_outline(outline)
-
-    def refresh_models(self, models: Collection[str] | None) -> None:
-        self._lanes.refresh_models(models)
-
-    def outline_left(self, outline: Outline) -> None:
-        self._lanes.forget_outline(outline)
 
     def __len__(self) -> int:
         return self._lanes.queued

@@ -55,16 +55,16 @@ class Fleet:
         self.running[run.dispatch.executor] = invocation
         if run.dispatch.steps > 1:
             self.multi_step[invocation.key] = invocation
-        for member in run.members:
+        for member in run.executors[1:]:
             self.members[member] = run
-        for executor in (run.dispatch.executor, *run.members):
+        for executor in run.executors:
             assert self.placement.is_idle(executor)
             self.placement.set_idle(executor, False)
         self.expect(run)
 
     def expect(self, run: Run) -> None:
         """Its estimate is known, or moved."""
-        for executor in (run.dispatch.executor, *run.members):
+        for executor in run.executors:
             self.placement.expect(executor, run.started + run.estimate_s)
 
     def vacate(self, invocation: Invocation) -> Run:
@@ -78,17 +78,17 @@ class Fleet:
 
     def release(self, run: Run) -> None:
         """It has ended: what it held is idle, if nothing else occupies it."""
-        for member in run.members:
+        for member in run.executors[1:]:
             del self.members[member]
-        for executor in (run.dispatch.executor, *run.members):
+        for executor in run.executors:
             self.placement.expect(executor, math.inf)
             self.refresh(executor)
 
     def depart(self, member: str, now: float) -> Run:
         """A member leaves; the run goes on without it."""
         run = self.members.pop(member)
-        run.members.remove(member)
-        run.departed.append(now - run.started)
+        run.executors = tuple(executor for executor in run.executors if executor != member)
+        run.departed = (*run.departed, now - run.started)
         return run
 
     def refresh(self, executor: str) -> None:

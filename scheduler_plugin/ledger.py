@@ -34,8 +34,9 @@ from st2i_dask.errors import PolicyError
 FEW = 64
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Account:
+    tenant: str
     settled_v: float = 0.0  # vTime seconds of ended runs, and lifts
     pending_v: float = 0.0  # vTime seconds of estimates still in flight
     pending: int = 0
@@ -43,9 +44,9 @@ class _Account:
     slot: int = -1  # index among the active tenants, -1 when inactive
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Charge:
-    tenant: str
+    account: _Account
     weight: float
     seconds: float
 
@@ -95,7 +96,7 @@ class VTimeLedger:
 
     def of(self, tenants: Iterable[str]) -> list[tuple[float, float]]:
         """`vtime` and `service` of each."""
-        accounts, unseen = self._accounts, _Account()
+        accounts, unseen = self._accounts, _Account("")
         found = [accounts.get(tenant, unseen) for tenant in tenants]
         return [(a.settled_v + a.pending_v, a.service_s) for a in found]
 
@@ -134,7 +135,7 @@ class VTimeLedger:
 
     def activate(self, tenant: str) -> float:
         """The tenant has work again: lift it (rule 2). Its vTime afterwards, seconds."""
-        account = self._accounts.setdefault(tenant, _Account())
+        account = self._accounts.setdefault(tenant, _Account(tenant))
         if account.slot >= 0:
             raise PolicyError(
                 f"tenant {tenant!r} is already active; activate it only when it had no work"
@@ -194,7 +195,7 @@ class VTimeLedger:
         weight = self._weights.get(tenant, self._default_weight)
         number = self._next_charge
         self._next_charge += 1
-        self._charges[number] = _Charge(tenant, weight, seconds)
+        self._charges[number] = _Charge(account, weight, seconds)
         account.pending += 1
         self._move(account, seconds / weight)
         self._enlarge(account, (seconds if unit_s is None else unit_s) / weight)
@@ -204,7 +205,7 @@ class VTimeLedger:
         """Replace the estimate of a run still in flight by a better one."""
         charge = self._charge(number)
         _check_charge(seconds)
-        self._move(self._accounts[charge.tenant], (seconds - charge.seconds) / charge.weight)
+        self._move(charge.account, (seconds - charge.seconds) / charge.weight)
         charge.seconds = seconds
 
     def settle(self, number: int, used_s: float, *, unit_s: float | None = None) -> str:
@@ -212,16 +213,13 @@ class VTimeLedger:
         charge = self._charge(number)
         _check_charge(used_s)
         del self._charges[number]
-        account = self._accounts[charge.tenant]
+        account, weight = charge.account, charge.weight
         account.pending -= 1
-        account.pending_v -= charge.seconds / charge.weight
-        if account.pending == 0:
-            account.pending_v = 0.0  # also ends any rounding error
-        account.settled_v += used_s / charge.weight
+        account.settled_v += used_s / weight
         account.service_s += used_s
-        self._v[account.slot] = account.settled_v + account.pending_v
-        self._enlarge(account, (used_s if unit_s is None else unit_s) / charge.weight)
-        return charge.tenant
+        self._move(account, -charge.seconds / weight)
+        self._enlarge(account, (used_s if unit_s is None else unit_s) / weight)
+        return account.tenant
 
     def estimate_in_flight(self, number: int) -> float:
         """Seconds now charged for a run in flight, not divided by the weight."""
@@ -229,6 +227,8 @@ class VTimeLedger:
 
     def _move(self, account: _Account, delta_v: float) -> None:
         account.pending_v += delta_v
+        if not account.pending:
+            account.pending_v = 0.0  # also ends any rounding error
         self._v[account.slot] = account.settled_v + account.pending_v
 
     def _enlarge(self, account: _Account, charge_v: float) -> None:
@@ -253,8 +253,9 @@ class VTimeLedger:
         for charge in self._charges.values():
             assert charge.seconds >= 0
             assert charge.weight > 0
-            pending.setdefault(charge.tenant, []).append(charge.seconds / charge.weight)
+            pending.setdefault(charge.account.tenant, []).append(charge.seconds / charge.weight)
         for tenant, account in self._accounts.items():
+            assert account.tenant == tenant
             mine = pending.pop(tenant, [])
             assert account.pending == len(mine)
             assert math.isclose(account.pending_v, math.fsum(mine), rel_tol=1e-6, abs_tol=1e-6)

@@ -133,7 +133,7 @@ class Lifecycle:
 
     def settle_activity(self, tenant: str, standing: Standing) -> None:
         """Tell the ledger if the tenant has no work left."""
-        if not standing.active:
+        if not (standing.open or standing.draining):
             self.charging.deactivate(tenant)
 
     def settle_readiness(self) -> None:

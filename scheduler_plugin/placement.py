@@ -47,7 +47,7 @@ class Placement:
         self._free_bytes: Floats = np.zeros(64)
         self._blocked: Floats = np.full(64, np.inf)  # 0 when idle, inf when not
         self._ends: Floats = np.full(64, np.inf)  # when what runs there should end; inf: no idea
-        self._idle: dict[str, None] = {}
+        self._idle: dict[str, Mapping[str, float]] = {}  # with what is resident there
         self._moved: set[str] = set()  # models whose least_missing may have changed
 
     # Questions
@@ -82,8 +82,8 @@ class Placement:
             column = self._missing.get(model)
             return 1.0 if column is None else min(1.0, float((column + self._blocked).min()))
         least = 1.0
-        for executor in self._idle:
-            share = self._resident[executor].get(model, 1.0)
+        for resident in self._idle.values():
+            share = resident.get(model, 1.0)
             if share < least:
                 least = share
         return least
@@ -132,7 +132,7 @@ class Placement:
         if idle == (executor in self._idle):
             return
         if idle:
-            self._idle[executor] = None
+            self._idle[executor] = self._resident[executor]
             self._blocked[self._slot[executor]] = 0.0
         else:
             del self._idle[executor]
@@ -154,6 +154,8 @@ class Placement:
         self._forget(executor)
         resident = {model: share for model, share in missing.items() if share < 1.0}
         self._resident[executor] = resident
+        if executor in self._idle:
+            self._idle[executor] = resident
         for model, share in resident.items():
             column = self._missing.get(model)
             if column is None:
@@ -283,6 +285,9 @@ class Placement:
             slot: name for slot, name in enumerate(self._names) if name is not None
         }
         assert set(self._resident) == set(self._slot)
+        assert all(
+            resident is self._resident[executor] for executor, resident in self._idle.items()
+        )
         assert len(self._free_slots) + len(self._slot) == len(self._names)
         for slot, name in enumerate(self._names):
             assert (self._blocked[slot] == 0.0) == (name is not None and name in self._idle)

@@ -94,7 +94,8 @@ class FairPolicy:
 
     def handle(self, event: ev.Event) -> list[Instruction]:
         """Take in an event. What running tasks must be told at once, usually nothing."""
-        self._tick(event.now)
+        if event.now != self._now:
+            self._tick(event.now)
         return self._reactions.handle(event)
 
     # Questions
@@ -176,9 +177,10 @@ class FairPolicy:
     def peek(self, now: float) -> Dispatch | None:
         """The next decision. Changes nothing that another event or decision depends on. None: nothing is
         ready, no executor is idle, or what is ready had better wait (see `waits_until`)."""
-        self._tick(now)
+        if now != self._now:
+            self._tick(now)
         self.waits_until = None
-        placement, costs = self._placement, self.costs
+        placement = self._placement
         if not self._book.ready:
             self._patience.forget()
             return None
@@ -193,16 +195,16 @@ class FairPolicy:
         producers = self._producers(invocation)
         place = placement.place(
             cost_key.model,
-            costs.load_s(cost_key),
+            self.costs.load_s(cost_key),
             invocation.input_bytes,
             invocation.input_at,
             self.settings.bandwidth,
-            [producer.executor for producer in producers],
-            self._lets_in(invocation),
+            apart_from=[producer.executor for producer in producers],
+            lets_in=self._lets_in(invocation),
         )
         assert place is not None, "the executor of a running producer is idle"
         steps = 1 if invocation.steps == 1 else self._steps(invocation)
-        gang = members(invocation, place, placement, costs, self._book.ready)
+        gang = members(invocation, place, placement, self.costs, self._book.ready)
         missing = place.missing
         for member in gang:
             missing = max(missing, placement.missing_on(member, cost_key.model))
@@ -212,7 +214,7 @@ class FairPolicy:
             candidate.tenant,
             candidate.request,
             candidate.position,
-            self._charging.estimate(cost_key, missing, place.pull_bytes, steps, len(gang)),
+            self._charging.estimate(cost_key, missing, place.pull_bytes, steps, 1 + len(gang)),
             steps,
             producers,
             gang,
@@ -237,7 +239,8 @@ class FairPolicy:
 
     def commit(self, decision: Dispatch, now: float) -> None:
         """Carry out what `peek` said. PolicyError if it is no longer possible."""
-        self._tick(now)
+        if now != self._now:
+            self._tick(now)
         invocation = self._book.invocation(decision.key)
         request, position = invocation.request, invocation.position
         if request.states[position] is not State.READY:
@@ -264,8 +267,7 @@ class FairPolicy:
             unit_s,
             total_s,
             candidate,
-            list(decision.members),
-            [],
+            group,
         )
         self._lifecycle.start(invocation, run)
 
@@ -283,7 +285,8 @@ class FairPolicy:
         Ask after every round of decisions; each task is named once. Its charge is cut at once to
         what it has used and the step it is in.
         """
-        self._tick(now)
+        if now != self._now:
+            self._tick(now)
         if not self._fleet.multi_step or self._placement.idle:
             return []
         found = []

@@ -138,7 +138,8 @@ class Reactions:
         to = State.READY if book.gate_open(request, position) else State.GATED
         if request.states[position] in (State.GATED, State.READY, State.RUNNING):
             raise book.illegal(request, position, to)
-        self._charging.activate(request.tenant, event.now)
+        if not request.open:
+            self._charging.activate(request.tenant, event.now)
         candidate = Candidate(
             event.key,
             request.tenant,
@@ -182,12 +183,12 @@ class Reactions:
                 f"{event.key!r} reports {event.steps} steps, it was dispatched for "
                 f"{run.dispatch.steps}; report the steps it did"
             )
-        executor, placement = run.dispatch.executor, self._fleet.placement
+        placement = self._fleet.placement
         if event.missing is not None:
-            placement.report(executor, event.missing, event.free_bytes)
+            placement.report(run.dispatch.executor, event.missing, event.free_bytes)
         else:
-            for served in (executor, *run.members):
-                placement.loaded(served, run.candidate.model)
+            for executor in run.executors:
+                placement.loaded(executor, run.candidate.model)
         self._lifecycle.end(
             invocation, event.used, to, event, out, steps=event.steps, members=event.members
         )

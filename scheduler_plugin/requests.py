@@ -92,9 +92,14 @@ class Run:
     unit_s: float  # seconds of it that cannot be interrupted
     estimate_s: float  # what it is charged for while it runs
     candidate: Candidate
-    members: list[str]  # executors held beside the first
-    departed: list[float]  # seconds that each member served which has left the cluster
+    executors: tuple[str, ...]  # that it holds: the one that leads, then its members
+    departed: tuple[float, ...] = ()  # seconds that each member served which has left the cluster
     yielding: bool = False
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Executors held beside the first."""
+        return self.executors[1:]
 
     def device_s(self, seconds: float, served: int | None = None) -> float:
         """Device seconds of all its executors if the first is used for so many.
@@ -102,7 +107,7 @@ class Run:
         served: how many members took part, if that is known: no more are counted, who served longest
         first.
         """
-        held = len(self.members)
+        held = len(self.executors) - 1
         if not held and not self.departed:
             return seconds
         if not self.departed and (served is None or served >= held):

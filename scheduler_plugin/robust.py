@@ -51,10 +51,8 @@ class RobustSeconds:
 
     def _median(self) -> float:
         ordered = self._ordered
-        middle = len(ordered) // 2
-        if len(ordered) % 2:
-            return ordered[middle]
-        return (ordered[middle - 1] + ordered[middle]) / 2
+        middle, odd = divmod(len(ordered), 2)
+        return ordered[middle] if odd else (ordered[middle - 1] + ordered[middle]) / 2
 
     def _check(self) -> None:
         assert len(self._recent) <= min(self.WINDOW, self.count)

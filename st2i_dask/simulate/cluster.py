@@ -184,29 +184,21 @@ class Cluster:
             begins = self._scheduler_free + self._profile.hop_s
         else:
             begins = now + self._profile.hop_s
+        compute_s = self._compute_s[workflow.name, what.model]
+        if self._noise:
+            compute_s *= (1 + self._noise * self._random.random()) ** self._random.choice((-1, 1))
         transfer_s = self._pull(request, what, executor)
         for member in decision.members:
             transfer_s = max(transfer_s, self._pull(request, what, member))
-        factor = 1.0
-        if self._noise:
-            factor = (1 + self._noise * self._random.random()) ** self._random.choice((-1, 1))
-        compute_s = self._compute_s[workflow.name, what.model] * factor
         if decision.members:
             compute_s = self._together_s(what, compute_s, 1 + len(decision.members))
         took = self._run(executor, what, compute_s, begins + transfer_s)
         for member in decision.members:  # they wait for each other in every block
             took = max(took, self._run(member, what, compute_s, begins + transfer_s))
-        first_s = transfer_s + took.first_s
-        task = Task(
-            decision,
-            request,
-            begins,
-            decision.steps,
-            transfer_s,
-            took.stalled_s,
-            first_s,
-            took.next_s,
-        )
+        first_s, next_s, stalled_s, whole = took
+        first_s += transfer_s
+        steps = decision.steps
+        task = Task(decision, request, begins, steps, transfer_s, stalled_s, first_s, next_s)
         for producer in decision.producers:
             beside = self._running.get(producer.executor)
             if beside is not None and beside.decision.key == producer.key:
@@ -217,10 +209,12 @@ class Cluster:
         heappush(self._heap, (task.ends, next(self._serial), task))
         report = self.report
         report.dispatches += 1
-        report.invocations += task.steps
-        report.runs_whole += took.whole
-        report.runs_hidden += not took.whole and took.stalled_s <= 0.1 * compute_s
-        report.stalled_s += took.stalled_s
+        report.invocations += steps
+        if whole:
+            report.runs_whole += 1
+        else:
+            report.runs_hidden += stalled_s <= 0.1 * compute_s
+        report.stalled_s += stalled_s
         report.transfer_s += transfer_s
         report.control_s += begins - now
 
@@ -232,8 +226,9 @@ class Cluster:
     def _pull(self, request: Request, what: Position, executor: str) -> float:
         """Seconds to bring its inputs there; they stay."""
         pulls = nbytes = 0
+        given = request.given
         for dep in what.deps:
-            holders = request.given[dep]
+            holders = given[dep]
             if executor not in holders:
                 pulls += 1
                 nbytes += request.workflow.positions[dep].out_bytes

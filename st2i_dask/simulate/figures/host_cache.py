@@ -64,7 +64,7 @@ def lru_misses(kinds: Sequence[str], size: int) -> float:
 def lfu_misses(kinds: Sequence[str], size: int) -> float:
     """The same with the `size` most often used so far."""
     uses: Counter[str] = Counter()
-    kept: set[str] = set()
+    kept: dict[str, None] = {}  # in order of arrival: among equals the one that came first goes
     misses = 0
     for kind in kinds:
         uses[kind] += 1
@@ -72,8 +72,8 @@ def lfu_misses(kinds: Sequence[str], size: int) -> float:
             continue
         misses += 1
         if len(kept) == size:
-            kept.remove(min(kept, key=lambda k: uses[k]))
-        kept.add(kind)
+            del kept[min(kept, key=lambda k: uses[k])]
+        kept[kind] = None
     return misses / len(kinds)
 
 

@@ -64,6 +64,7 @@ def test_misses_of_a_cache_are_counted():
     assert host_cache.lru_misses("abab", 2) == 0.5
     assert host_cache.lru_misses("aab", 1) == pytest.approx(2 / 3)
     assert host_cache.lfu_misses("aabab", 1) == pytest.approx(4 / 5)
+    assert host_cache.lfu_misses("abcba", 2) == pytest.approx(4 / 5), "of equals the first goes"
 
 
 def test_how_far_a_target_is_reached():

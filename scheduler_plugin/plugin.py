@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
@@ -54,25 +55,45 @@ class ServingSchedulerPlugin(SchedulerPlugin):
         chooser: who is next; the fair queue, or a rival for comparison (see rivals.py)."""
         self.settings = settings
         self.chooser = chooser
+        self._undo = ExitStack()
 
     async def start(self, scheduler: Any) -> None:
+        """AttachError or PolicyError when the node's configuration is wrong; nothing is left then."""
         logs.set_up()
         settings = self.settings or configured_settings()
         self.scheduler = scheduler
+        with ExitStack() as undo:
+            self._start(scheduler, settings, undo)
+            self._undo = undo.pop_all()
+
+    def _start(self, scheduler: Any, settings: Settings, undo: ExitStack) -> None:
+        """undo: gets what ends each part, as soon as the part is there."""
         self.usage = UsageTotals()
         self.policy = FairPolicy(settings, chooser=self.chooser)
         self.bridge = Bridge(scheduler, self.policy, time.monotonic)
         self.counts = Counts()
         self.bridge.journal.watch(self.counts)
         self.bridge.journal.watch(RequestLog())
-        self._start_traces()
+        self.traces: Any = None
+        if trace_options()["enabled"]:
+            from .tracing import RequestTraces  # and with it OpenTelemetry
+
+            self.traces = RequestTraces(
+                self.bridge.intake.annotation, lambda request: self.calls.owner_of(request)
+            )
+            undo.callback(self.traces.close)
+            self.bridge.journal.watch(self.traces)
         collector = SchedulerCollector(self.policy, self.counts, self.usage)
         self.metrics = MetricsPage(scheduler, collector)
+        undo.callback(self.metrics.close)
         self.metrics.open()
+        undo.callback(self.bridge.stop)
         self.bridge.start()
         self.calls = ComponentCalls(scheduler, self.bridge, self.policy)
+        undo.callback(self.calls.stop)
         self.worlds = WorldService(lambda: len(scheduler.workers))
-        self._handlers = {
+        undo.callback(self.worlds.stop)
+        handlers = {
             "st2i_usage": self.report,
             "st2i_tenants": self.tenants,
             "st2i_settings": self.change_settings,
@@ -82,36 +103,19 @@ class ServingSchedulerPlugin(SchedulerPlugin):
             **self.worlds.handlers,
             **self.calls.handlers,
         }
-        scheduler.handlers.update(self._handlers)
+        undo.callback(_take_away, scheduler.handlers, handlers)
+        scheduler.handlers.update(handlers)
+        undo.callback(_restore_streams, scheduler)
         for stream in scheduler.stream_comms.values():
             quicken(stream)
         self.board = open_board(scheduler, self.policy, time.monotonic)
         if self.board is not None:
+            undo.callback(self.board.close)
             self.bridge.journal.watch(self.board.watch)
 
     async def close(self) -> None:
-        if self.board is not None:
-            self.board.close()
-        self.metrics.close()
-        self.calls.stop()
-        self.bridge.stop()
-        if self.traces is not None:
-            self.traces.close()
-        self.worlds.stop()
-        for name in self._handlers:
-            self.scheduler.handlers.pop(name, None)
-        for stream in self.scheduler.stream_comms.values():
-            restore(stream)
-
-    def _start_traces(self) -> None:
-        self.traces: Any = None
-        if trace_options()["enabled"]:
-            from .tracing import RequestTraces  # and with it OpenTelemetry
-
-            self.traces = RequestTraces(
-                self.bridge.intake.annotation, lambda request: self.calls.owner_of(request)
-            )
-            self.bridge.journal.watch(self.traces)
+        """Also where `start` did not end, or was not called: Dask closes every plugin it was given."""
+        self._undo.close()
 
     # -- hooks -------------------------------------------------------------------------------------
 
@@ -224,6 +228,16 @@ class ServingSchedulerPlugin(SchedulerPlugin):
             except PolicyError as error:
                 return {"error": str(error)}
         return {"costs": json.dumps(self.policy.costs.to_dict())}
+
+
+def _take_away(handlers: dict[str, Any], ours: dict[str, Any]) -> None:
+    for name in ours:
+        handlers.pop(name, None)
+
+
+def _restore_streams(scheduler: Any) -> None:
+    for stream in scheduler.stream_comms.values():
+        restore(stream)
 
 
 def configured_settings() -> Settings:

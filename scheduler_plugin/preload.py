@@ -14,12 +14,13 @@ import click
 import dask.config
 
 from st2i_dask import logs
+from st2i_dask.config import check_node
 from st2i_dask.errors import AttachError, St2iError
 
 from .plugin import SCHEDULER_PLUGIN, ServingSchedulerPlugin, configured_settings
 
 # Dask imports this module before it logs more than its name. What is wrong in the configuration is said
-# when the plugin starts.
+# when it parses the options.
 with suppress(AttachError):
     logs.set_up()
 
@@ -31,6 +32,7 @@ class _Checked(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         rest = super().parse_args(ctx, args)
         try:
+            check_node()
             with dask.config.set(_configuration(ctx.params)):
                 configured_settings()
         except St2iError as error:

@@ -21,7 +21,7 @@ import dask.config
 
 from st2i_dask import logs
 from st2i_dask._core import GRANULE
-from st2i_dask.config import ALLOCATORS, WEIGHTS, worker_options
+from st2i_dask.config import ALLOCATORS, WEIGHTS, check_node, worker_options
 from st2i_dask.errors import AttachError, St2iError
 from st2i_dask.invocation import WORKER_PLUGIN
 
@@ -35,7 +35,7 @@ logger = logging.getLogger("distributed.worker.st2i")
 _ASKED, _APART_S = 2, 1.0
 
 # Dask imports this module before it logs more than its name. What is wrong in the configuration is said
-# when the plugin starts.
+# when it parses the options.
 with suppress(AttachError):
     logs.set_up()
 
@@ -47,6 +47,7 @@ class _Checked(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         rest = super().parse_args(ctx, args)
         try:
+            check_node()
             with dask.config.set(_configuration(ctx.params)):
                 check_device(worker_options()["device"])
         except St2iError as error:

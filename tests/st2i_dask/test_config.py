@@ -58,6 +58,13 @@ def test_a_whole_section_may_be_set_in_part():
         ("st2i.scheduler", 3, "st2i.scheduler is 3; it is a section with slack-s"),
         ("st2i.scheduler", None, "st2i.scheduler is None; it is a section"),
         ("st2i", None, "st2i is None; it is a section with worker, scheduler"),
+        (
+            "st2i.scheduler.weights",
+            "a=3",
+            "weights is 'a=3'; it gives tenants their weights, as {stu",
+        ),
+        ("st2i.scheduler.caps", [1], r"caps is \[1\]; it gives tenants their caps, as {studio"),
+        ("st2i.scheduler.caps", 3, "correct the environment variable DASK_ST2I__SCHEDULER__CAPS"),
     ],
 )
 def test_unknown_keys_are_errors_with_a_hint(key, value, said):
@@ -90,7 +97,7 @@ def test_bad_values_of_a_worker_name_their_key(key, value, said):
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("slack-s", -1), ("bandwidth", "4e9"), ("weights", {"a": 0}), ("caps", 3), ("caps", {1: 1})],
+    [("slack-s", -1), ("bandwidth", "4e9"), ("weights", {"a": 0}), ("caps", {1: 1})],
 )
 def test_bad_settings_name_their_section(key, value):
     with (
@@ -122,6 +129,63 @@ def test_environment_and_file_in_a_new_process(tmp_path):
         assert part in done.stdout
     assert "'device': 'cpu'" in done.stdout
     assert done.stdout.endswith("{'Ann': 2}\n")
+
+
+_SAYS_WHAT_IS_WRONG = """
+import dask.config
+{before}
+from st2i_dask.config import check_keys
+try:
+    check_keys()
+except ValueError as error:
+    print(type(error).__name__, error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("file", "variables", "said"),
+    [
+        ("", {"SCHEDULER__WEIGHTS": "studio=3"}, "st2i.scheduler.weights is 'studio=3'; it gives"),
+        ("", {"SCHEDULER__WEIGHTS": "[1]"}, "variable DASK_ST2I__SCHEDULER__WEIGHTS, or"),
+        ("", {"LOGS": "true"}, "st2i.logs is True; it is a section with json, level; correct"),
+        ("st2i: {scheduler: {weights: [1]}}", {}, "st2i.scheduler.weights is [1]; it gives"),
+        ("st2i: {scheduler: 5}", {}, "st2i.scheduler is 5; it is a section with slack-s"),
+        ("st2i: 5", {}, "st2i is 5; it is a section with worker"),
+        # Dask keeps the file's mapping alone, though the environment goes first.
+        ("st2i: {scheduler: {caps: {a: 1}}}", {"SCHEDULER__CAPS": "a=2"}, "caps is 'a=2'; it"),
+        # What goes first is right; what is empty is not there.
+        ("st2i: {scheduler: {caps: [1]}}", {"SCHEDULER__CAPS": "{'a': 1}"}, ""),
+        ("st2i:\n  scheduler:\n  worker:\n    device: cpu\n", {}, ""),
+        ("st2i:\n", {}, ""),
+    ],
+)
+def test_no_mapping_where_one_is_wanted_is_an_error(tmp_path, file, variables, said):
+    """Dask itself would put an empty mapping there, which serves with defaults."""
+    (tmp_path / "ours.yaml").write_text(file)
+    found = _check_in_a_process(tmp_path, variables)
+    if not said:
+        assert found == ""
+        return
+    assert found.startswith("AttachError configuration st2i")
+    assert said in found
+    assert str(tmp_path) in found
+
+
+def test_no_mapping_that_a_program_has_set_is_an_error_too(tmp_path):
+    found = _check_in_a_process(tmp_path, {}, "dask.config.set({'st2i.scheduler.caps': 4})")
+    assert "st2i.scheduler.caps is 4; it gives tenants their caps" in found
+
+
+def _check_in_a_process(folder, variables, before=""):
+    ours = {f"DASK_ST2I__{name}": value for name, value in variables.items()}
+    return subprocess.run(
+        [sys.executable, "-c", _SAYS_WHAT_IS_WRONG.format(before=before)],
+        env={**os.environ, "DASK_CONFIG": str(folder), **ours},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    ).stdout
 
 
 def test_every_key_is_documented_with_its_file(tmp_path):

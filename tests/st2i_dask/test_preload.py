@@ -51,13 +51,13 @@ def start(*args, log, environment=None):
     )
 
 
-def refused(tmp_path, *args, environment=None):
-    """What the command says when it ends at once with an error."""
+def refused(tmp_path, *args, environment=None, statuses=(1, 2)):
+    """What the command says when it ends at once with an error. Status 2: before anything starts."""
     tmp_path.mkdir(exist_ok=True)
     with open(tmp_path / "log", "w+") as log:
         process = start(*args, log=log, environment=environment)
         try:
-            assert process.wait(SECONDS) != 0
+            assert process.wait(SECONDS) in statuses
         finally:
             process.kill()
             process.wait()
@@ -227,6 +227,37 @@ def test_the_configuration_is_checked_when_options_are_parsed():
     ):
         worker_preload.dask_setup.make_context("dask_setup", [])
     worker_preload.dask_setup.make_context("dask_setup", [])
+
+
+@pytest.mark.parametrize("preload", [scheduler_preload, worker_preload])
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("st2i.logs.level", "loud", r"configuration st2i\.logs\.level: level='loud' is not known"),
+        ("st2i.logs.json", "yes", r"configuration st2i\.logs\.json: json='yes' is not known"),
+        ("st2i.traces.enabled", 2, r"configuration st2i\.traces\.enabled: enabled=2 is not known"),
+        ("st2i.scheduler.weights", "studio=3", "weights is 'studio=3'; it gives tenants"),
+        ("st2i.scheduler", 5, "st2i.scheduler is 5; it is a section"),
+        ("st2i.worker", 5, "st2i.worker is 5; it is a section"),
+    ],
+)
+def test_every_section_is_checked_when_options_are_parsed(preload, key, value, said):
+    option = ["--slack-s", "1"] if preload is scheduler_preload else ["--arena-bytes", "1 MiB"]
+    with dask.config.set({key: value}), pytest.raises(click.UsageError, match=said):
+        preload.dask_setup.make_context("dask_setup", option)
+
+
+@pytest.mark.parametrize(
+    "node",
+    [("scheduler", "--preload", SCHEDULER), ("worker", "tcp://127.0.0.1:9", "--preload", WORKER)],
+)
+def test_a_bad_level_of_logs_ends_a_node_before_it_starts(tmp_path, node):
+    loud = {"DASK_ST2I__LOGS__LEVEL": "loud"}
+    text = refused(tmp_path, *node, environment=loud, statuses=(2,))
+    assert "level='loud' is not known; use one of debug, info" in text
+    assert "Traceback" not in text
+    assert "Scheduler at" not in text
+    assert "Start" not in text
 
 
 def test_both_preloads_take_what_attach_and_settings_take():

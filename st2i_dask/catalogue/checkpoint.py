@@ -122,6 +122,26 @@ def stored_elements(folder: Path) -> int | None:
         return None
 
 
+def stored_shapes(folder: Path, name: str) -> dict[str, tuple[int, ...]] | None:
+    """By name, of the tensors in a component's safetensors file of that name, or in all those that the
+    index of that name (.json) tells of. None: not all are here, or they are damaged or quantized."""
+    path = folder / name
+    try:
+        if _is_quantized(folder / "config.json"):
+            return None
+        files = {name}
+        if path.suffix == ".json":
+            status = os.stat(path)
+            files = set(_read_index(path, status.st_size, status.st_mtime_ns).values())
+        return {
+            tensor: shape
+            for file in sorted(files)
+            for tensor, shape in _header(folder / file).shapes.items()
+        }
+    except (_Faulty, OSError):
+        return None
+
+
 class _Faulty(Exception):
     def __init__(self, fault: Fault):
         super().__init__(str(fault))
@@ -130,7 +150,8 @@ class _Faulty(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Header:
-    names: frozenset[str]
+    #: By name, in the order of the file.
+    shapes: Mapping[str, tuple[int, ...]]
     #: Of all tensors.
     elements: int
     #: Name and dtype of a parameter that holds integers.
@@ -156,7 +177,7 @@ def _read_header(file: Path, size: int, mtime_ns: int) -> _Header:
         text = stream.read(length)
     header = _json_object(file, text, "a header")
     header.pop("__metadata__", None)
-    spans, names = [], frozenset(header)
+    spans, shapes = [], {}
     integer, elements = None, 0
     for name, entry in header.items():
         dtype, shape, start, end = _entry(file, name, entry)
@@ -170,6 +191,7 @@ def _read_header(file: Path, size: int, mtime_ns: int) -> _Header:
                 )
             )
         spans.append((start, end, name))
+        shapes[name] = tuple(shape)
         elements += prod(shape)
         if dtype in INTEGER and integer is None and _is_parameter(name, shape):
             integer = (name, dtype)
@@ -185,7 +207,7 @@ def _read_header(file: Path, size: int, mtime_ns: int) -> _Header:
         raise _Faulty(Fault(file, f"ends after {size} of {whole} bytes"))
     if size > whole:
         raise _Faulty(Fault(file, f"has {size - whole} bytes after its end at {whole}"))
-    return _Header(names, elements, integer)
+    return _Header(shapes, elements, integer)
 
 
 def _entry(file: Path, name: str, entry: Any) -> tuple[str, list[int], int, int]:
@@ -218,7 +240,7 @@ def _check_index(index: Path, headers: Mapping[str, _Header]) -> None:
             raise _Faulty(
                 Fault(index, f"names {shard!r}, which is not there", "copy or fetch both again")
             )
-        if tensor not in header.names:
+        if tensor not in header.shapes:
             raise _Faulty(
                 Fault(
                     index,

@@ -88,6 +88,8 @@ _KINDS: dict[str, Mapping[str, Kind]] = {
             "a list of 3 whole numbers above 0",
         ),
         "guidance_embeds": _FLAG,
+        "num_layers": _or_zero(_COUNT),
+        "num_single_layers": _or_zero(_COUNT),
     },
     "unet": {
         **_UNET,
@@ -135,6 +137,10 @@ _KINDS: dict[str, Mapping[str, Kind]] = {
     },
 }
 _NUMBER = re.compile(r"_\d+$")
+# Far more than any model has. Some configurations hold a list with an entry for each.
+_MOST_LAYERS = 10_000
+# Those whose attention turns each head's numbers by places, in as many pairs as the axes have together.
+_ROTARY = re.compile(r"(Flux2?|QwenImage)(Transformer2D|ControlNet)Model")
 
 
 def check_kinds(part: str, values: Mapping[str, Any], path: Path, source: str) -> None:
@@ -147,6 +153,32 @@ def check_kinds(part: str, values: Mapping[str, Any], path: Path, source: str) -
             raise LoadError(
                 f"{source!r}: {path} has {key}={values[key]!r}, wanted {kind.said}; copy the file again"
             )
+
+
+def check_layers(values: Mapping[str, Any], path: Path, source: str) -> None:
+    """LoadError for a number of layers that no model has, also of a model in it: a list as long would not
+    fit into memory."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            check_layers(value, path, source)
+        elif "layer" in key and type(value) is int and value > _MOST_LAYERS:
+            raise LoadError(
+                f"{source!r}: {path} has {key}={value}, at most {_MOST_LAYERS} are allowed; copy the "
+                "file again"
+            )
+
+
+def check_rotary(class_name: str, values: Mapping[str, Any], path: Path, source: str) -> None:
+    """LoadError for axes of rotary embeddings that do not fill a head: their models are built, and fail
+    at their first step."""
+    axes, width = values.get("axes_dims_rope"), values.get("attention_head_dim")
+    if not _ROTARY.fullmatch(class_name) or not _COUNTS.holds(axes) or type(width) is not int:
+        return
+    if any(axis % 2 for axis in axes) or sum(axes) != width:
+        raise LoadError(
+            f"{source!r}: {path} has axes_dims_rope={list(axes)}, wanted even numbers whose sum is "
+            f"attention_head_dim={width}; copy the file again"
+        )
 
 
 def check_signature(cls: Any, values: Mapping[str, Any], path: Path, source: str) -> None:

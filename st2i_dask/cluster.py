@@ -10,6 +10,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from . import _core
+from .async_client import awaitable
 from .config import ALLOCATORS as ALLOCATORS
 from .config import WEIGHTS as WEIGHTS
 from .config import checked_option, worker_options
@@ -25,6 +26,7 @@ PIXEL_PACKAGES = ("torch", "diffusers", "transformers")
 _attached: weakref.WeakSet[Client] = weakref.WeakSet()
 
 
+@awaitable
 def attach(
     client: Client,
     *,
@@ -61,16 +63,17 @@ def attach(
 
     Without options, a cluster that is attached already keeps its settings; with options, workers
     start anew with these, and those that are not given go back to what is configured. AttachError says
-    which node lacks the package or has another version.
+    which node lacks the package or has another version. An asynchronous client awaits it.
     """
     if not hasattr(client, "asynchronous") or not hasattr(client, "run_on_scheduler"):
         raise AttachError(
             f"{type(client).__name__} is no Dask client; make one: distributed.Client(address)"
         )
-    if client.asynchronous:
-        raise AttachError("attach needs a synchronous Client; use Client(..., asynchronous=False)")
     if client.status != "running":
-        raise AttachError(f"the client is {client.status}; connect a new distributed.Client")
+        raise AttachError(
+            f"the client is {client.status}; connect a new distributed.Client, and await one that is "
+            "asynchronous"
+        )
     given = {
         "memory_bytes": memory_bytes,
         "arena_bytes": arena_bytes,

@@ -1,4 +1,7 @@
-"""For the operator of a shared cluster: who has what, settings, learned costs."""
+"""For the operator of a shared cluster: who has what, settings, learned costs.
+
+An asynchronous client awaits these: `await st2i.tenants(client)`.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .async_client import awaitable
 from .cluster import attach
 from .errors import LoadError, PolicyError
 
@@ -15,6 +19,7 @@ if TYPE_CHECKING:
     from distributed import Client
 
 
+@awaitable
 def tenants(client: Client) -> list[dict[str, Any]]:
     """One row per tenant ever seen: tenant, vtime_s, weight, queued and running requests, share of
     the last minute's device seconds (0 to 1), service_s (device seconds in all)."""
@@ -23,6 +28,7 @@ def tenants(client: Client) -> list[dict[str, Any]]:
     return rows
 
 
+@awaitable
 def settings(client: Client, **changes: Any) -> list[tuple[str, str, str]]:
     """Show the scheduler's settings, after applying `changes`: rows of (name, value, unit).
 
@@ -38,6 +44,7 @@ def settings(client: Client, **changes: Any) -> list[tuple[str, str, str]]:
     return [tuple(row) for row in answer["rows"]]
 
 
+@awaitable
 def data_plane(client: Client) -> dict[str, dict[str, Any]]:
     """By worker address, what its arena holds and which way tensors came to it.
 
@@ -59,6 +66,7 @@ def data_plane(client: Client) -> dict[str, dict[str, Any]]:
     }
 
 
+@awaitable
 def models(client: Client) -> list[dict[str, Any]]:
     """One row per worker and model that it has: worker, model, model_key, content (ids of its weights,
     alike where they are the same), layers, resident_layers, nbytes, resident_bytes, by_layer ("1" for each
@@ -70,6 +78,7 @@ def models(client: Client) -> list[dict[str, Any]]:
     return [{"worker": address, **row} for address, rows in answers.items() for row in rows]
 
 
+@awaitable
 def save_costs(client: Client, path: str | Path) -> int:
     """Save what the scheduler has learned about costs; returns the number of entries."""
     attach(client)
@@ -81,6 +90,7 @@ def save_costs(client: Client, path: str | Path) -> int:
     return sum(len(rows) for rows in json.loads(text).values() if isinstance(rows, list))
 
 
+@awaitable
 def load_costs(client: Client, path: str | Path) -> None:
     """Give the scheduler costs that were saved before; they replace what it has learned.
 
@@ -101,6 +111,6 @@ def load_costs(client: Client, path: str | Path) -> None:
 
 
 def refusals(client: Client, requests: Mapping[str, int]) -> dict[str, str]:
-    """Why that many new requests of each tenant would be refused now; empty when none would."""
+    """Why that many new requests of each tenant would be refused now; empty when none would. Waits."""
     answer: dict[str, str] = client.sync(client.scheduler.st2i_refusals, requests=dict(requests))
     return answer

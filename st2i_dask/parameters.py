@@ -203,6 +203,11 @@ def bind(
     parameters = tuple(parameters)
     names = [parameter.name for parameter in parameters]
     for name in values:
+        if name == "previews":  # of any workflow, and of one request
+            raise ParameterError(
+                f"workflow {owner!r}: previews are of single requests; ask for them where one is "
+                "submitted: submit(client, ..., previews=2) for each prompt"
+            )
         if name not in names:
             close = difflib.get_close_matches(name, names, n=1)
             hint = f"did you mean {close[0]!r}? " if close else ""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import inspect
 import logging
 import sys
 import time
@@ -35,19 +37,19 @@ def progress(
 
     on_progress: called in this thread with every `Update`; see there. What it raises is logged, once,
         and changes nothing.
-    bar_options: of tqdm; `disable=True` shows no bar.
+    bar_options: of tqdm; `disable=True` shows no bar. ParameterError for others, before it waits.
 
     Does not raise for failed requests: ask each future's `status` or `result()`. Ctrl-C ends the wait
     and cancels nothing by itself: requests are cancelled with their futures, with `client.cancel`, or
-    when the client closes. ParameterError for anything but futures of one client, and with an
+    when the client closes, which ends the wait. ParameterError for anything but futures of one client, and with an
     asynchronous client: it has `st2i.updates`.
     """
+    _check_options(bar_options)
     listed = checked(futures)
     if not listed:
         return listed
     watch = Watch(listed)
-    client = watch.client
-    if client.asynchronous:
+    if watch.client.asynchronous:
         raise ParameterError(
             "progress would stop the event loop of an asynchronous client; write "
             "`async for update in st2i.updates(futures)`"
@@ -55,13 +57,28 @@ def progress(
     tell = _Teller(on_progress)
     try:
         with _Bar(len(listed), bar_options) as bar:
-            while changes := client.sync(watch.changes):
+            while changes := watch.from_thread():
                 bar.take(changes)
                 for update in changes:
                     tell(update)
     finally:
         watch.end()
     return listed
+
+
+def _check_options(options: Iterable[str]) -> None:
+    from tqdm.std import tqdm
+
+    own = {"self", "iterable", "gui", "kwargs"}
+    known = [name for name in inspect.signature(tqdm.__init__).parameters if name not in own]
+    for name in options:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {close[0]!r}? " if close else ""
+            raise ParameterError(
+                f"progress has no option {name!r}; {hint}it takes on_progress and, of tqdm: "
+                f"{', '.join(known)}"
+            )
 
 
 class _Teller:

@@ -1,14 +1,18 @@
-"""Sending requests to the cluster."""
+"""Sending requests to the cluster.
+
+In the event loop of an asynchronous client the functions that ask the cluster first give awaitables.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import dask
 
+from .async_client import awaitable
 from .errors import LimitError
 from .request import ANNOTATION, Request, RequestGraph
 from .trace_context import current_context
@@ -27,13 +31,18 @@ class ShownPreview:
     export: int
 
 
-def submit_previewed(client: Client, request: Request, previews: Sequence[PreviewTask]) -> Future:
-    """Submit a request of a previewed workflow; its future holds those of its previews."""
+@awaitable
+def submit_request(
+    client: Client, request: Request, previews: Sequence[PreviewTask] = ()
+) -> Future:
+    """Submit a request; the future of one with previews holds theirs."""
     future, *others = submit_requests(client, [request], [preview.key for preview in previews])
-    future.st2i_previews = tuple(
-        ShownPreview(other, preview.export) for other, preview in zip(others, previews, strict=True)
-    )
-    client.loop.add_callback(_release_with, future._state, others)
+    if previews:
+        future.st2i_previews = tuple(
+            ShownPreview(other, preview.export)
+            for other, preview in zip(others, previews, strict=True)
+        )
+        client.loop.add_callback(_release_with, future._state, others)
     return future
 
 
@@ -54,6 +63,7 @@ async def _release_with(state: Any, previews: Sequence[Future]) -> None:
             preview.release()
 
 
+@awaitable
 def submit_requests(
     client: Client, requests: Sequence[Request], also: Sequence[str] = ()
 ) -> list[Future]:
@@ -61,14 +71,20 @@ def submit_requests(
 
     also: as for `send`. LimitError at once when a tenant would be over its cap; nothing is submitted then.
     """
+    admit(client, (request.tenant for request in requests))
+    return send(client, requests, also)
+
+
+def admit(client: Client, tenants: Iterable[str]) -> None:
+    """Attach the client if needed. LimitError when one of so many new requests of a tenant would be over
+    its cap. Waits for the cluster."""
     from .cluster import attach
     from .operate import refusals
 
     attach(client)
-    refused = refusals(client, Counter(request.tenant for request in requests))
+    refused = refusals(client, Counter(tenants))
     if refused:
         raise LimitError("; ".join(refused.values()))
-    return send(client, requests, also)
 
 
 def send(client: Client, requests: Sequence[Request], also: Sequence[str] = ()) -> list[Future]:

@@ -7,10 +7,11 @@ answer takes long.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import logging
 import time
 from collections.abc import AsyncIterator, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from .errors import ParameterError
@@ -26,6 +27,8 @@ logger = logging.getLogger(__name__)
 # Seconds: between two questions, at least and at most; for an answer. A question may use this part of
 # the time.
 _EVERY_S, _SELDOM_S, _ANSWER_S, _PART = 0.25, 5.0, 10.0, 0.02
+# Seconds between looks whether the client's event loop is still there.
+_LOOK_S = 1.0
 # Of more requests than these only the first that are not over are asked about.
 _ASKED = 100
 
@@ -62,7 +65,8 @@ async def updates(futures: Future | Iterable[Future]) -> AsyncIterator[Update]:
     """An `Update` whenever something is new about one of the requests, until all are over.
 
     In any event loop: the one of an asynchronous client, or another beside an ordinary client's.
-    What comes while the loop's body works is put together. Leaving the loop cancels nothing. Of more
+    What comes while the loop's body works is put together. Leaving the loop cancels nothing; requests of a
+    client that closes end as "cancelled". Of more
     than 100 requests only the first 100 that are not over are told of; of none the loop ends at once.
     ParameterError for anything but futures of one client.
     """
@@ -71,7 +75,7 @@ async def updates(futures: Future | Iterable[Future]) -> AsyncIterator[Update]:
         return
     watch = Watch(listed)
     try:
-        while changes := await watch.from_anywhere():
+        while changes := await watch.from_coroutine():
             for update in changes:
                 yield update
     finally:
@@ -94,7 +98,11 @@ def checked(futures: Future | Iterable[Future]) -> list[Future]:
 
 
 class Watch:
-    """Watches requests, one at least. `changes` runs on the client's event loop, one call at a time."""
+    """Watches requests, one at least. `changes` runs on the client's event loop, one call at a time.
+
+    Another thread may close the client, and its event loop ends at any moment of a call, which then never
+    answers. Whoever asks from outside of the loop looks whether it is there.
+    """
 
     def __init__(self, futures: Sequence[Future]) -> None:
         self.futures = list(futures)
@@ -120,12 +128,62 @@ class Watch:
                 return changes
         return []
 
-    async def from_anywhere(self) -> list[Update]:
-        """`changes`, from any event loop."""
-        loop = self.client.loop.asyncio_loop
-        if asyncio.get_running_loop() is loop:
+    async def from_coroutine(self) -> list[Update]:
+        """`changes`, in any event loop."""
+        if asyncio.get_running_loop() is self._loop:
             return await self.changes()
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self.changes(), loop))
+        asked = self._begin()
+        answer = asyncio.wrap_future(asked)
+        try:
+            while not answer.done():
+                await asyncio.wait([answer], timeout=_LOOK_S)
+                if self._loop.is_closed():
+                    break
+            return self._end_of(asked)
+        finally:
+            answer.cancel()
+
+    def from_thread(self) -> list[Update]:
+        """`changes`, in any thread but the loop's own."""
+        asked = self._begin()
+        try:
+            while not asked.done():
+                concurrent.futures.wait([asked], timeout=_LOOK_S)
+                if self._loop.is_closed():
+                    break
+            return self._end_of(asked)
+        finally:
+            asked.cancel()
+
+    @property
+    def _loop(self) -> asyncio.AbstractEventLoop:
+        loop: asyncio.AbstractEventLoop = self.client.loop.asyncio_loop
+        return loop
+
+    def _begin(self) -> concurrent.futures.Future[list[Update]]:
+        """A call of `changes`; a cancelled one where there is no loop any more."""
+        changes = self.changes()
+        try:
+            return asyncio.run_coroutine_threadsafe(changes, self._loop)
+        except RuntimeError:
+            changes.close()
+            none: concurrent.futures.Future[list[Update]] = concurrent.futures.Future()
+            none.cancel()
+            return none
+
+    def _end_of(self, asked: concurrent.futures.Future[list[Update]]) -> list[Update]:
+        """What it gives, or when it ended with its loop what is left to say: nobody can know more."""
+        if asked.done() and not asked.cancelled():
+            return asked.result()
+        left, self._open = self._open, []
+        updates = []
+        for number in left:
+            future = self.futures[number]
+            last = self._last.get(number) or Update(number, str(future.key), "queued")
+            state = "cancelled" if future.status == "pending" else future.status
+            done = last.total or last.done if state == "finished" else last.done
+            updates.append(replace(last, state=state, place=None, done=done, wait_s=None))
+        return updates
 
     def end(self) -> None:
         """Hold on to nothing any more. Any thread."""
@@ -193,7 +251,11 @@ class Watch:
             return None
         self._shown[number] = there[-1] + 1
         newest = shown[there[-1]]
-        found = await self.client.gather([newest.future], errors="skip", asynchronous=True)
+        try:
+            found = await self.client.gather([newest.future], errors="skip", asynchronous=True)
+        except Exception as error:  # of many kinds when the client closes
+            logger.debug("no preview of %s: %r", self.futures[number].key, error)
+            return None
         return found[0].values[newest.export].image if found else None
 
     async def _ask(self, names: list[str]) -> dict[str, Any]:

@@ -162,19 +162,22 @@ class Workflow:
     ) -> Future:
         """Submit one request for a tenant; returns at once with a Dask future of the result.
 
+        In the event loop of an asynchronous client: `future = await workflow.submit(client, ...)`, and so
+        with `map`. What is wrong with the request is raised before there is anything to await.
+
         previews: so many pictures of what it has between its steps, evenly spread, for whoever watches
             it (`st2i.progress`, `st2i.updates`). Each costs a run of the decoder; the result stays the
             same. ComposeError for a workflow that repeats no step.
         """
-        from .submission import submit_previewed, submit_requests
+        from .submission import submit_request
 
         if not previews:
-            return submit_requests(client, [self.request(tenant, **parameters)])[0]
+            return submit_request(client, self.request(tenant, **parameters))
         from .previews import preview_tasks, previewed
 
         shown = previewed(self, previews, **parameters)
         request = shown.request(tenant, **parameters)
-        return submit_previewed(client, request, preview_tasks(shown, request, **parameters))
+        return submit_request(client, request, preview_tasks(shown, request, **parameters))
 
     def map(
         self,

@@ -6,7 +6,6 @@ import difflib
 import hashlib
 import inspect
 import secrets
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version as package_version
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,11 +14,13 @@ import cloudpickle
 import dask
 from dask._task_spec import Task
 
+from ..async_client import awaitable
 from ..columns import rows
 from ..display import table_html
-from ..errors import LimitError, ParameterError
+from ..errors import ParameterError
 from ..outputs import is_tensor
 from ..parameters import SEED_RANGE
+from ..submission import admit
 from ..tenants import DEFAULT_TENANT, check_tenant
 from ..trace_context import current_context
 from .orchestration import ORCHESTRATION, orchestrate
@@ -68,14 +69,15 @@ class PipelineWorkflow:
     def submit(
         self, client: Client, *, tenant: str = DEFAULT_TENANT, seed: int = 0, **arguments: Any
     ) -> Future:
-        """Submit one request for a tenant; returns at once with a Dask future of the result.
+        """Submit one request for a tenant; returns at once with a Dask future of the result; in the
+        event loop of an asynchronous client with an awaitable of it.
 
         seed: of the CPU generator that the pipeline gets, and of torch's global one. arguments: of the
         pipeline's `__call__`. The result is the `images` that it gives: a GeneratedImage, or with
         output_type "pt", "np" or "latent" a tensor or array without the batch dimension; of several
         images a list, or a batch.
         """
-        return self._submit(client, [self.request(tenant, seed, **arguments)])[0]
+        return _submit_one(client, self.name, self.request(tenant, seed, **arguments))
 
     def map(
         self,
@@ -96,7 +98,7 @@ class PipelineWorkflow:
             each_request = rows(prompts, seed, each, arguments)
         except ParameterError as error:
             raise ParameterError(f"workflow {self.name!r}: {error}") from None
-        return self._submit(client, [self.request(tenant, **row) for row in each_request])
+        return _submit(client, self.name, [self.request(tenant, **row) for row in each_request])
 
     def request(self, tenant: str = DEFAULT_TENANT, seed: int = 0, **arguments: Any) -> Made:
         """A checked request as it travels; nothing is sent. ParameterError names what is wrong."""
@@ -135,6 +137,11 @@ class PipelineWorkflow:
             raise ParameterError("generator stays with the request; give seed, a whole number")
         known = ["seed", *self.parameters]
         for name, value in arguments.items():
+            if name == "previews" and name not in self.parameters:
+                raise ParameterError(
+                    "a pipeline of from_pipeline is one whole and shows no previews; leave previews out, "
+                    "or where st2i.load knows the family, submit(client, ..., previews=2) of that"
+                )
             if name not in self.parameters:
                 close = difflib.get_close_matches(name, known, n=1)
                 hint = f"did you mean {close[0]!r}? " if close else ""
@@ -150,26 +157,27 @@ class PipelineWorkflow:
                 f"output_type={output_type!r} is not one of {', '.join(OUTPUT_TYPES)}"
             )
 
-    def _submit(self, client: Client, requests: Sequence[Made]) -> list[Future]:
-        from ..cluster import attach
-        from ..operate import refusals
 
-        attach(client)
-        refused = refusals(client, Counter(request.tenant for request in requests))
-        if refused:
-            raise LimitError("; ".join(refused.values()))
-        label = "".join(c if c.isalnum() or c in "._@" else "_" for c in f"pipeline@{self.name}")
-        tasks: dict[str, Task] = {}
-        annotations: dict[str, dict[str, Any]] = {}
-        context = {"trace": found} if (found := current_context()) else {}
-        for tenant, data in requests:
-            key = f"{label}-{secrets.token_hex(8)}"
-            tasks[key] = Task(key, orchestrate, key, data)
-            annotations[key] = {"tenant": tenant, "workflow": self.name, **context}
-        # The scheduler calls an annotation's value with each key.
-        with dask.annotate(**{ORCHESTRATION: annotations.get}):
-            futures: list[Future] = client.get(tasks, list(tasks), sync=False)
-        return futures
+@awaitable
+def _submit_one(client: Client, name: str, request: Made) -> Future:
+    return _submit(client, name, [request])[0]
+
+
+@awaitable
+def _submit(client: Client, name: str, requests: Sequence[Made]) -> list[Future]:
+    admit(client, (request.tenant for request in requests))
+    label = "".join(c if c.isalnum() or c in "._@" else "_" for c in f"pipeline@{name}")
+    tasks: dict[str, Task] = {}
+    annotations: dict[str, dict[str, Any]] = {}
+    context = {"trace": found} if (found := current_context()) else {}
+    for tenant, data in requests:
+        key = f"{label}-{secrets.token_hex(8)}"
+        tasks[key] = Task(key, orchestrate, key, data)
+        annotations[key] = {"tenant": tenant, "workflow": name, **context}
+    # The scheduler calls an annotation's value with each key.
+    with dask.annotate(**{ORCHESTRATION: annotations.get}):
+        futures: list[Future] = client.get(tasks, list(tasks), sync=False)
+    return futures
 
 
 def _described(parameter: inspect.Parameter) -> str:

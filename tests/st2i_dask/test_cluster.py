@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import threading
@@ -181,15 +182,13 @@ def _by_source(body):
     return space["probe"]
 
 
-def test_asynchronous_client_is_refused(cluster):
+def test_an_asynchronous_client_of_other_processes(cluster):
     async def use():
         async with Client(cluster.scheduler_address, asynchronous=True) as client:
-            with pytest.raises(st2i.AttachError, match="asynchronous=False"):
-                st2i.attach(client)
+            await st2i.attach(client)
+            return await (await chain.submit(client, value=1.0))
 
-    import asyncio
-
-    asyncio.run(use())
+    assert asyncio.run(use()) == 4.0
 
 
 def test_plain_dask_tasks_work_before_during_and_after(cluster):

@@ -208,6 +208,7 @@ def test_other_things_are_no_pipelines(flux):
     ("arguments", "message"),
     [
         (dict(num_steps=3), "no parameter 'num_steps'; did you mean 'num_images_per_prompt'|takes"),
+        (dict(previews=2), "shows no previews; leave previews out"),
         (dict(num_inference_step=3), "did you mean 'num_inference_steps'"),
         (dict(generator=torch.Generator()), "give seed"),
         (dict(seed=1.5), "seed=1.5 has type float"),

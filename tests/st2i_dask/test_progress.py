@@ -113,6 +113,21 @@ def test_nothing_to_wait_for_and_no_bar(client, capsys):
     del mine
 
 
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [("ncol", "did you mean 'ncols'?"), ("foo", "tqdm: desc, total"), ("gui", "no option 'gui'")],
+)
+def test_an_unknown_option_of_the_bar_is_refused_before_it_waits(client, option, said):
+    go = gate("ann", 0.0)
+    mine = submit(client, "ann", 1)
+    for futures in (mine, []):
+        with pytest.raises(st2i.ParameterError, match=re.escape(said)):
+            st2i.progress(futures, **{option: 1})
+    assert mine[0].status == "pending"
+    go.set()
+    del mine, futures
+
+
 def test_callbacks_are_told_in_order_in_the_waiting_thread(client):
     told, threads = [], set()
 

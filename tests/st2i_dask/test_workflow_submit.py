@@ -83,7 +83,7 @@ def sent(monkeypatch):
     """The requests that would be submitted."""
     requests = []
 
-    def submit_requests(client, batch):
+    def submit_requests(client, batch, also=()):
         requests.extend(batch)
         return list(batch)
 
@@ -156,6 +156,15 @@ def test_map_takes_one_value_per_prompt_of_any_parameter(portrait, sent):
 def test_map_refuses_what_is_not_one_value_per_prompt(portrait, sent, given, what):
     with pytest.raises(st2i.ParameterError, match=what):
         portrait.map(None, ["a", "b"], **given)
+    assert not sent
+
+
+def test_previews_are_of_single_requests(portrait, sent):
+    for given in ({"previews": 2}, {"each": {"previews": [1, 2]}}):
+        with pytest.raises(st2i.ParameterError, match=r"submit\(client, \.\.\., previews=2\)"):
+            portrait.map(None, ["a", "b"], **given)
+    with pytest.raises(st2i.ParameterError, match="single requests"):
+        portrait.request(prompt="a", previews=2)
     assert not sent
 
 

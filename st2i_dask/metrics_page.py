@@ -29,7 +29,9 @@ class MetricsPage:
 
     def __init__(self, server: Any, collector: Collector):
         self._server = server
-        self._collector = collector
+        #: None once it is closed. Handlers ask for it here: as classes they stay until the garbage
+        #: collector comes, and with them would an arena.
+        self.collector: Collector | None = collector
         self._replaced: list[tuple[Any, Any, Any]] = []  # rule, Dask's handler, ours
 
     def open(self) -> None:
@@ -39,7 +41,7 @@ class MetricsPage:
         for rule in self._server.http_application.wildcard_router.rules:
             plain = rule.target
             if isinstance(plain, type) and _is_metrics(plain):
-                rule.target = _extended(plain, self._collector)
+                rule.target = _extended(plain, self)
                 self._replaced.append((rule, plain, rule.target))
         if not self._replaced:
             logger.warning("this Dask has no /metrics page that is known; no figures there")
@@ -49,6 +51,7 @@ class MetricsPage:
             if rule.target is ours:
                 rule.target = plain
         self._replaced.clear()
+        self.collector = None
 
 
 def _is_metrics(handler: type) -> bool:
@@ -68,13 +71,16 @@ class _Collected:
         return self._families
 
 
-def _extended(plain: type, collector: Collector) -> type:
+def _extended(plain: type, page: MetricsPage) -> type:
     from distributed.utils import offload
     from prometheus_client import generate_latest
 
     class Extended(plain):  # type: ignore[misc]
         async def get(self) -> None:
             super().get()
+            collector = page.collector
+            if collector is None:
+                return
             try:
                 self.write(await offload(generate_latest, _Collected(collector.collect())))
             except Exception:  # Dask's own figures are served whatever ours do

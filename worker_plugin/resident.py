@@ -205,6 +205,11 @@ class ResidentLayers:
             self._arena.reclaim = None
         self._loader.close()
 
+    def leave_arena(self) -> None:
+        """When no layer is left. This and its listener refer to each other, but an arena must go with its
+        last user, not when the garbage collector comes."""
+        self._arena = None
+
     def _check(self) -> None:
         self._cache._check()
         for weights in self._weights.values():

@@ -312,6 +312,8 @@ class WeightStore:
         self._shelf.close()
         self._host.close()
         self.profiles.close()
+        self._layers.leave_arena()
+        self._arena = None
 
     # Questions
 

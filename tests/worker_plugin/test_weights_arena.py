@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
+from weakref import ref
 
 import pytest
 
@@ -73,3 +75,16 @@ def test_an_arena_that_stays_full_refuses_within_the_bound(large):
         assert time.monotonic() - start < WAIT / 2
         blocks.clear()
         assert same(use(store, large), reference(large))
+
+
+def test_the_arena_of_a_closed_store_goes_with_its_last_user(large):
+    """Not when the garbage collector comes: a worker that is attached anew would have two."""
+    gc.collect()
+    gc.disable()
+    try:
+        with store_of(GRANULE, 6 * GRANULE) as store:
+            alive = ref(store._arena.heap)
+            use(store, large)
+        assert alive() is None
+    finally:
+        gc.enable()

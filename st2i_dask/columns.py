@@ -7,6 +7,7 @@ from itertools import islice
 from typing import Any
 
 from .errors import ParameterError
+from .quoting import quoted
 
 
 def rows(
@@ -41,7 +42,7 @@ def rows(
                 "'tenant' is given once per map, as tenant=...; call map once for each tenant"
             )
         if name in columns or name in common:
-            raise ParameterError(f"{name!r} is given in each and outside of it; give it once")
+            raise ParameterError(f"{quoted(name)} is given in each and outside of it; give it once")
         columns[name] = _column(name, values, count)
     return [
         dict(zip(columns, row, strict=True)) | common for row in zip(*columns.values(), strict=True)
@@ -52,13 +53,13 @@ def _column(name: str, values: Any, count: int) -> list[Any]:
     """One value per prompt, of an iterator that may be endless."""
     if isinstance(values, str) or not isinstance(values, Iterable):
         raise ParameterError(
-            f"each[{name!r}] is one {type(values).__name__}; give a list with one per prompt, or "
+            f"each[{quoted(name)}] is one {type(values).__name__}; give a list with one per prompt, or "
             f"{name}=... for all of them"
         )
     listed = list(islice(values, count + 1))
     if len(listed) != count:
         many = f"more than {count}" if len(listed) > count else len(listed)
         raise ParameterError(
-            f"{many} values of {name!r} for {count} prompts; give one for all, or one per prompt"
+            f"{many} values of {quoted(name)} for {count} prompts; give one for all, or one per prompt"
         )
     return listed

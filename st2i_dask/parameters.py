@@ -30,6 +30,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 import cloudpickle
 
 from .errors import ComposeError, ParameterError
+from .quoting import quoted
 from .rules import NOTHING, Carrier, Prompt, Range, Rule
 
 T = TypeVar("T")
@@ -95,7 +96,7 @@ class Parameter:
             cloudpickle.dumps(value, protocol=5, buffer_callback=lambda buffer: None)
         except Exception as error:
             raise ParameterError(
-                f"{self.name}={_short(value)} cannot be sent to workers: {error}; pass plain "
+                f"{self.name}={quoted(value)} cannot be sent to workers: {error}; pass plain "
                 "values (numbers, strings, arrays, images) and open files or connections there"
             ) from error
 
@@ -110,7 +111,7 @@ class Parameter:
                     rule.check(self.name, value, values)
                 except TypeError:  # a rule about numbers, a parameter of any type
                     raise ParameterError(
-                        f"{self.name}={_short(value)} has type {type(value).__name__}, "
+                        f"{self.name}={quoted(value)} has type {type(value).__name__}, "
                         f"wanted {rule.describe()}"
                     ) from None
 
@@ -124,7 +125,7 @@ class Parameter:
                 return converted
         wanted = " or ".join(map(_type_name, choices))
         raise ParameterError(
-            f"{self.name}={_short(value)} has type {type(value).__name__}, wanted {wanted}"
+            f"{self.name}={quoted(value)} has type {type(value).__name__}, wanted {wanted}"
         )
 
     def describe(self) -> str:
@@ -212,7 +213,7 @@ def bind(
             close = difflib.get_close_matches(name, names, n=1)
             hint = f"did you mean {close[0]!r}? " if close else ""
             raise ParameterError(
-                f"workflow {owner!r} has no parameter {name!r}; {hint}it takes: {', '.join(names)}"
+                f"workflow {owner!r} has no parameter {quoted(name)}; {hint}it takes: {', '.join(names)}"
             )
     bound: dict[str, Any] = {}
     try:
@@ -284,8 +285,3 @@ def _type_name(choice: Any) -> str:
     if get_origin(choice) is Literal:
         return " | ".join(map(repr, get_args(choice)))
     return "None" if choice is None else getattr(choice, "__name__", str(choice))
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."

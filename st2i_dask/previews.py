@@ -15,6 +15,7 @@ from .dag import arguments, leaves, substitute
 from .errors import ComposeError, ParameterError
 from .glue import glue
 from .plan import unpack
+from .quoting import quoted
 from .request import Request
 from .symbol import Ref, Symbol
 from .trace import GlueNode, InvocationNode, Node, Trace, current_trace
@@ -47,7 +48,9 @@ def previewed(workflow: Workflow, count: int, **values: Any) -> Workflow:
     ComposeError when no step is repeated.
     """
     if type(count) is not int or not 1 <= count <= MOST:
-        raise ParameterError(f"previews={count!r}; ask for 1 to {MOST} of them, or 0 for none")
+        raise ParameterError(
+            f"previews={quoted(count)}; ask for 1 to {MOST} of them, or 0 for none"
+        )
     version = workflow.bind(**values)[0].version
     made = _previewed(workflow, count, version)
     made.bind(**values)  # composes

@@ -13,10 +13,13 @@ MOST = 200
 
 
 def quoted(value: object) -> str:
-    """repr, of at most MOST characters: its beginning and its end when it is longer."""
+    """repr, of at most MOST characters: its beginning and its end when it is longer. Never raises."""
     if isinstance(value, str) and len(value) > MOST:
         value = value[:MOST] + value[-MOST:]  # not the repr of a text of any length
-    text = repr(value)
+    try:
+        text = repr(value)
+    except Exception:  # Python writes no whole number of more than some thousand digits
+        return f"<{type(value).__name__}>"
     if len(text) <= MOST:
         return text
     end = MOST // 4

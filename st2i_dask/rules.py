@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
 
 from .errors import ParameterError
+from .quoting import quoted
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
@@ -45,7 +46,9 @@ class Range:
     def check(self, name: str, value: Any, values: Mapping[str, Any] = NOTHING) -> None:
         # Written so that NaN fails: every comparison with it is false.
         if not self.minimum <= value <= self.maximum:
-            raise ParameterError(f"{name}={value!r} is out of range; allowed: {self.describe()}")
+            raise ParameterError(
+                f"{name}={quoted(value)} is out of range; allowed: {self.describe()}"
+            )
 
     def describe(self) -> str:
         return f"{_number(self.minimum)} to {_number(self.maximum)}"
@@ -65,7 +68,7 @@ class Multiple:
             highest = self.maximum // self.of * self.of
             nearest = min(max((value + self.of // 2) // self.of * self.of, lowest), highest)
             raise ParameterError(
-                f"{name}={value!r} is not an allowed size; allowed: multiples of {self.of} from "
+                f"{name}={quoted(value)} is not an allowed size; allowed: multiples of {self.of} from "
                 f"{self.minimum} to {self.maximum}; nearest: {nearest}"
             )
 
@@ -81,7 +84,7 @@ class OneOf:
 
     def check(self, name: str, value: Any, values: Mapping[str, Any] = NOTHING) -> None:
         if value not in self.values:
-            raise ParameterError(f"{name}={value!r} is not one of {list(self.values)}")
+            raise ParameterError(f"{name}={quoted(value)} is not one of {list(self.values)}")
 
     def describe(self) -> str:
         return "one of " + ", ".join(map(str, self.values))
@@ -104,9 +107,9 @@ class Prompt:
 
     def check(self, name: str, value: Any, values: Mapping[str, Any] = NOTHING) -> None:
         if not isinstance(value, str):
-            raise ParameterError(f"{name}={value!r} is not text; give a string")
+            raise ParameterError(f"{name}={quoted(value)} is not text; give a string")
         if not self.may_be_empty and not value.strip():
-            raise ParameterError(f"{name}={value!r} is empty; say what the picture shows")
+            raise ParameterError(f"{name}={quoted(value)} is empty; say what the picture shows")
         if len(value) > self.max_chars:
             raise ParameterError(
                 f"{name} is too long: {len(value)} characters, limit {self.max_chars}; shorten it"

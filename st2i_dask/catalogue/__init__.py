@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import LoadError
+from ..quoting import quoted
 from ..workflow import Workflow, workflow
 from .component_check import check_components
 from .families import TEXT, Builder, find
@@ -58,10 +59,12 @@ def load(
     if isinstance(controlnet, (str, os.PathLike)):
         controlnet = [controlnet]
     if not isinstance(controlnet, (list, tuple, type(None))):
-        raise LoadError(f"controlnet={controlnet!r} is no folder or hub id, nor a list of them")
+        raise LoadError(
+            f"controlnet={quoted(controlnet)} is no folder or hub id, nor a list of them"
+        )
     if not isinstance(scheduler, (Mapping, type(None))):
         raise LoadError(
-            f"scheduler={scheduler!r} is no dictionary of changes; for another class give "
+            f"scheduler={quoted(scheduler)} is no dictionary of changes; for another class give "
             "{'_class_name': 'EulerDiscreteScheduler'}"
         )
     controlnets = tuple(map(str, controlnet or ()))

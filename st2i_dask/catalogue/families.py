@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from ..errors import LoadError
+from ..quoting import quoted
 from ..workflow import Workflow
 from .flux.controlnet import flux_controlnet_workflow
 from .flux.controlnet_image_to_image import flux_controlnet_image_workflow
@@ -146,7 +147,7 @@ def find(source: str, pipeline_class: str, task: str | None, controlled: bool) -
     if task not in builders:
         what = " with a ControlNet" if controlled else ""
         raise LoadError(
-            f"{source!r}: a {pipeline_class} has no workflow for task={task!r}{what}; "
+            f"{source!r}: a {pipeline_class} has no workflow for task={quoted(task)}{what}; "
             f"it has: {', '.join(builders) or 'none'}"
         )
     return builders[task]

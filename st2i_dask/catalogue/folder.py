@@ -13,6 +13,7 @@ from typing import Any
 
 from .. import shapes
 from ..errors import LoadError
+from ..quoting import quoted
 from . import hub
 from .checkpoint import check_checkpoint
 from .component_check import check_component, check_components
@@ -338,7 +339,9 @@ def _computed_in(stored: str | None) -> str:
 def check_dtype(dtype: str | None) -> None:
     """LoadError unless it is one of the supported names or None."""
     if dtype is not None and dtype not in DTYPES:
-        raise LoadError(f"dtype={dtype!r} is not supported; choose one of {', '.join(DTYPES)}")
+        raise LoadError(
+            f"dtype={quoted(dtype)} is not supported; choose one of {', '.join(DTYPES)}"
+        )
 
 
 def _packaged_path(source: str) -> Path | None:
@@ -353,7 +356,7 @@ def _from_hub(source: str, patterns: list[str], index: str, weights: bool) -> Pa
         raise
     except hub.client_errors() as error:
         raise LoadError(
-            f"{source!r} is neither a packaged model ({', '.join(PACKAGED)}), nor a folder here, "
+            f"{quoted(source)} is neither a packaged model ({', '.join(PACKAGED)}), nor a folder here, "
             f"nor a hub repository that can be reached ({type(error).__name__}); give a path to "
             f"a folder with {index}"
         ) from error

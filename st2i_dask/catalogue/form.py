@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ..errors import LoadError
+from ..quoting import quoted
 from ..workflow import Workflow, workflow
 from .narrowed import with_defaults, without
 
@@ -37,6 +38,6 @@ def check_defaults(source: str, defaults: Iterable[str], names: Sequence[str]) -
     for default in defaults:
         if default not in names:
             raise LoadError(
-                f"{source!r}: no parameter {default!r} to give a default to; its workflow takes: "
+                f"{source!r}: no parameter {quoted(default)} to give a default to; its workflow takes: "
                 f"{', '.join(names)}"
             )

@@ -13,11 +13,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import AttachError
+from ..quoting import quoted
 
 if TYPE_CHECKING:
     from distributed import Client
 
 CONNECT_SECONDS = 10.0
+
+_PRINTED = "give the address that dask-scheduler prints, for example tcp://10.0.0.5:8786"
 
 scheduler_option = click.option(
     "--scheduler", required=True, metavar="ADDR", help="Address of the Dask scheduler."
@@ -106,12 +109,16 @@ def _drop_noise() -> None:
 
 
 @contextlib.contextmanager
-def running_cluster(address: str) -> Iterator[Client]:
-    """A client of the cluster at this address. AttachError when nobody answers."""
+def running_cluster(address: str, *, or_own: bool = False) -> Iterator[Client]:
+    """A client of the cluster at this address. AttachError when nobody answers.
+
+    or_own: the command starts a cluster of its own where no address is given, and errors say so.
+    """
     from distributed import Client
 
     quiet_logs()
-    check_reachable(address)
+    cure = f"{_PRINTED}, or leave --scheduler out to use this machine" if or_own else _PRINTED
+    check_reachable(address, cure)
     try:
         client = Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
     except (OSError, ValueError, TypeError) as error:  # TimeoutError is an OSError
@@ -121,9 +128,7 @@ def running_cluster(address: str) -> Iterator[Client]:
             else (f"nobody answered within {CONNECT_SECONDS:.0f} s")
         )
         raise AttachError(
-            f"cannot connect to the scheduler {address!r}: {reason}; give the address that "
-            "dask-scheduler prints, for example tcp://10.0.0.5:8786, or leave --scheduler out to "
-            "use this machine"
+            f"cannot connect to the scheduler {quoted(address)}: {reason}; {cure}"
         ) from error
     with client:
         if not client.nthreads():
@@ -131,7 +136,7 @@ def running_cluster(address: str) -> Iterator[Client]:
         yield client
 
 
-def check_reachable(address: str) -> None:
+def check_reachable(address: str, cure: str = _PRINTED) -> None:
     """AttachError when nothing listens there. A Client that fails later leaves a trace of its own."""
     import socket
 
@@ -146,16 +151,18 @@ def check_reachable(address: str) -> None:
         return
     if not port:
         raise AttachError(
-            f"the scheduler's address {address!r} has no port; write it as dask-scheduler prints "
-            f"it, for example tcp://{host}:8786"
+            f"the scheduler's address {quoted(address)} has no port; write it as dask-scheduler "
+            f"prints it, for example tcp://{host[:100]}:8786"
         )
     try:
         socket.create_connection((host, port), timeout=CONNECT_SECONDS).close()
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
+        # A name that is too long for any machine is no UnicodeError that a user knows.
+        reason = (
+            error.strerror or error if isinstance(error, OSError) else "no machine has such a name"
+        )
         raise AttachError(
-            f"cannot connect to the scheduler {address!r}: {error.strerror or error}; give the "
-            "address that dask-scheduler prints, for example tcp://10.0.0.5:8786, or leave "
-            "--scheduler out to use this machine"
+            f"cannot connect to the scheduler {quoted(address)}: {reason}; {cure}"
         ) from error
 
 

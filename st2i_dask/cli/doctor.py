@@ -20,7 +20,7 @@ def doctor(ctx: click.Context, scheduler: str | None) -> None:
     from ..cluster import attach
     from ..doctor import examine
 
-    with running_cluster(scheduler) if scheduler else own_cluster(2) as client:
+    with running_cluster(scheduler, or_own=True) if scheduler else own_cluster(2) as client:
         if scheduler is None:
             attach(client)
         found = examine(client)

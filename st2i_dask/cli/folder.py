@@ -23,6 +23,7 @@ from typing import Any
 
 from ..errors import OutputError, ParameterError
 from ..image import GeneratedImage, read_metadata
+from ..quoting import quoted
 
 MANIFEST = "manifest.jsonl"
 
@@ -63,7 +64,7 @@ class OutputFolder:
         except OSError as error:
             self.close()
             raise ParameterError(
-                f"cannot write to {str(self.path)!r}: {error.strerror or error}; "
+                f"cannot write to {quoted(str(self.path))}: {error.strerror or error}; "
                 "choose a folder that you may write to, on a disk with free space"
             ) from error
         except BaseException:

@@ -155,7 +155,7 @@ def _carry_out(
     started = time.monotonic()
     with Interrupts() as interrupts:
         cluster: AbstractContextManager[Client] = (
-            running_cluster(scheduler) if scheduler else own_cluster(workers)
+            running_cluster(scheduler, or_own=True) if scheduler else own_cluster(workers)
         )
         with cluster as client:
             outcome = _run(client, workflow, plan, folder, interrupts)

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from ..errors import ParameterError
+from ..quoting import quoted
 
 
 def load_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -61,11 +62,11 @@ def _read(
         name = name.strip()
         if not equals or not name.isidentifier() or name in ("source", "task", "controlnet"):
             raise ParameterError(
-                f"--load-option {text!r} is not NAME=VALUE of another argument of st2i.load; write for "
+                f"--load-option {quoted(text)} is not NAME=VALUE of another argument of st2i.load; write for "
                 "example dtype=bfloat16"
             )
         if name in loaded:
-            raise ParameterError(f"--load-option {name} is given twice; give it once")
+            raise ParameterError(f"--load-option {quoted(name)} is given twice; give it once")
         try:
             loaded[name] = json.loads(value)
         except ValueError:

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from ..quoting import quoted
 from .clusters import running_cluster, scheduler_option
 from .tables import table
 
@@ -136,5 +137,5 @@ def _pair(text: str, number: type[int] | type[float]) -> tuple[str, float]:
         return name, number(value)
     except ValueError:
         raise click.BadParameter(
-            f"{text!r}: write TENANT=VALUE with {'a whole number' if number is int else 'a number'}"
+            f"{quoted(text)}: write TENANT=VALUE with {'a whole number' if number is int else 'a number'}"
         ) from None

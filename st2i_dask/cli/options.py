@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
 
 from ..errors import ParameterError
+from ..quoting import quoted
 from .pictures import with_pictures
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def parameter_values(
             if real not in names:
                 alias = "" if real == called else f" (for {called})"
                 raise ParameterError(
-                    f"workflow {workflow.name!r} has no parameter {real!r}{alias}; it takes: "
+                    f"workflow {workflow.name!r} has no parameter {quoted(real)}{alias}; it takes: "
                     + ", ".join(parameter.name for parameter in workflow.parameters)
                 )
             if real in values:
@@ -69,7 +70,7 @@ def parse_size(text: Any, called: str = "size") -> tuple[int, int]:
     match = _SIZE.fullmatch(text) if isinstance(text, str) else None
     if match is None:
         raise ParameterError(
-            f"{called}={text!r} is not a size; write WIDTHxHEIGHT in pixels, for example 64x64"
+            f"{called}={quoted(text)} is not a size; write WIDTHxHEIGHT in pixels, for example 64x64"
         )
     return int(match[1]), int(match[2])
 
@@ -104,7 +105,7 @@ def convert(parameter: Parameter, text: str) -> Any:
         if ok:
             return value
     raise ParameterError(
-        f"{parameter.name}={text!r} cannot be read; wanted: {parameter.describe()}"
+        f"{parameter.name}={quoted(text)} cannot be read; wanted: {parameter.describe()}"
     )
 
 
@@ -116,9 +117,11 @@ def parse_assignments(workflow: Workflow, texts: Iterable[str]) -> dict[str, Any
         name, equals, value = text.partition("=")
         name = name.strip()
         if not equals or not name:
-            raise ParameterError(f"--param {text!r} is not NAME=VALUE; write for example seed=7")
+            raise ParameterError(
+                f"--param {quoted(text)} is not NAME=VALUE; write for example seed=7"
+            )
         if name in values:
-            raise ParameterError(f"--param {name} is given twice; give it once")
+            raise ParameterError(f"--param {quoted(name)} is given twice; give it once")
         # An unknown name is refused later, with the list of parameters.
         values[name] = convert(found[name], value) if name in found else value
     return values

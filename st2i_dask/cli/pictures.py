@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ParameterError
+from ..quoting import quoted
 
 if TYPE_CHECKING:
     from ..parameters import Parameter
@@ -39,7 +40,8 @@ def _opened(name: str, value: Any) -> Any:
         with Image.open(value) as picture:
             return picture.convert("RGB")
     except (OSError, ValueError, Image.DecompressionBombError) as error:
+        reason = getattr(error, "strerror", None) or error  # without the path once more
         raise ParameterError(
-            f"{name}={value!r} cannot be read as a picture ({error}); give the path of a PNG or JPEG "
+            f"{name}={quoted(value)} cannot be read as a picture ({reason}); give the path of a PNG or JPEG "
             "file"
         ) from error

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ParameterError
+from ..quoting import quoted
 from .options import parameter_values
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ def check_images(count: Any) -> int:
     """The number of images for one prompt, or ParameterError."""
     if type(count) is not int or not 1 <= count <= MAX_IMAGES:
         raise ParameterError(
-            f"images={count!r} is out of range; allowed: whole numbers from 1 to {MAX_IMAGES:,}"
+            f"images={quoted(count)} is out of range; allowed: whole numbers from 1 to {MAX_IMAGES:,}"
         )
     return count
 
@@ -117,5 +118,5 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(fields) != len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise ParameterError(f"has the field {twice!r} twice; give it once")
+        raise ParameterError(f"has the field {quoted(twice)} twice; give it once")
     return fields

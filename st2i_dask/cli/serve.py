@@ -17,6 +17,7 @@ import click
 
 from .. import logs
 from ..errors import AttachError, ParameterError
+from ..quoting import quoted
 from .clusters import (
     CONNECT_SECONDS,
     cluster_options,
@@ -150,7 +151,9 @@ def serve(
     limits = Limits(open_images=max_open, request_s=max_seconds)
     with contextlib.ExitStack() as stack:
         client = stack.enter_context(
-            running_cluster(scheduler) if scheduler else own_cluster(workers, announce=True)
+            running_cluster(scheduler, or_own=True)
+            if scheduler
+            else own_cluster(workers, announce=True)
         )
         address = scheduler or client.scheduler.address
         click.echo(dashboard(client))
@@ -177,7 +180,7 @@ def _named(text: str, option: str) -> tuple[str, str]:
         name, source = Path(text.partition(":")[0]).name.removesuffix(".py"), text
     if not _NAME.fullmatch(name) or not source:
         raise ParameterError(
-            f"{option} {text!r}: the name is 1 to 100 letters, digits, '.', '_', ':', '-'; "
+            f"{option} {quoted(text)}: the name is 1 to 100 letters, digits, '.', '_', ':', '-'; "
             "write NAME=SOURCE"
         )
     return name, source

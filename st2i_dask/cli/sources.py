@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from importlib.util import module_from_spec, spec_from_file_location
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import LoadError, St2iError
+from ..quoting import quoted
 from ..workflow import Workflow, workflows
 
 
@@ -20,7 +22,7 @@ def find_workflow(text: str, **loaded: Any) -> Workflow:
     file, colon, name = text.rpartition(":")
     if loaded and (file if colon else text).endswith(".py"):
         raise LoadError(
-            f"{text!r} is a file, which loads its workflow itself: {', '.join(loaded)} cannot be given "
+            f"{quoted(text)} is a file, which loads its workflow itself: {', '.join(loaded)} cannot be given "
             "to it; call st2i.load with them there"
         )
     if colon and file.endswith(".py"):
@@ -30,15 +32,15 @@ def find_workflow(text: str, **loaded: Any) -> Workflow:
     from ..catalogue import load
     from ..catalogue.folder import PACKAGED
 
-    if text not in PACKAGED and Path(text).is_dir():
+    if text not in PACKAGED and os.path.isdir(text):
         # Workers have their own working directory.
         return load(Path(text).resolve(), **loaded)
     return load(text, **loaded)
 
 
 def _from_file(path: Path, name: str | None) -> Workflow:
-    if not path.is_file():
-        raise LoadError(f"workflow file {str(path)!r} is not there; give FILE.py:WORKFLOW")
+    if not os.path.isfile(path):  # also for a name that no file can have
+        raise LoadError(f"workflow file {quoted(str(path))} is not there; give FILE.py:WORKFLOW")
     path = path.resolve()
     before = set(workflows)
     # Not the bare stem: a file called json.py must not hide the standard module.
@@ -81,5 +83,7 @@ def _from_file(path: Path, name: str | None) -> Workflow:
     value = getattr(module, name, None)
     found = value if isinstance(value, Workflow) else here.get(name)
     if found is None:
-        raise LoadError(f"workflow file {str(path)!r} has no workflow {name!r}; it has: {choices}")
+        raise LoadError(
+            f"workflow file {str(path)!r} has no workflow {quoted(name)}; it has: {choices}"
+        )
     return found

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import LoadError
+from ..quoting import quoted
 
 #: Nodes that end a workflow.
 OUTPUTS = frozenset({"SaveImage", "PreviewImage"})
@@ -77,7 +78,7 @@ def _read(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise LoadError(f"{str(path)!r} cannot be read ({error.strerror})") from error
+        raise LoadError(f"{quoted(str(path))} cannot be read ({error.strerror})") from error
     except (ValueError, RecursionError) as error:
         raise LoadError(f"{str(path)!r} is not JSON ({error}); export it again") from error
 

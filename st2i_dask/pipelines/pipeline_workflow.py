@@ -20,6 +20,7 @@ from ..display import table_html
 from ..errors import ParameterError
 from ..outputs import is_tensor
 from ..parameters import SEED_RANGE
+from ..quoting import quoted
 from ..submission import admit
 from ..tenants import DEFAULT_TENANT, check_tenant
 from ..trace_context import current_context
@@ -131,7 +132,7 @@ class PipelineWorkflow:
 
     def _check(self, seed: Any, arguments: Mapping[str, Any]) -> None:
         if type(seed) is not int:
-            raise ParameterError(f"seed={seed!r} has type {type(seed).__name__}, wanted int")
+            raise ParameterError(f"seed={quoted(seed)} has type {type(seed).__name__}, wanted int")
         SEED_RANGE.check("seed", seed)
         if "generator" in arguments:
             raise ParameterError("generator stays with the request; give seed, a whole number")
@@ -145,7 +146,9 @@ class PipelineWorkflow:
             if name not in self.parameters:
                 close = difflib.get_close_matches(name, known, n=1)
                 hint = f"did you mean {close[0]!r}? " if close else ""
-                raise ParameterError(f"no parameter {name!r}; {hint}it takes: {', '.join(known)}")
+                raise ParameterError(
+                    f"no parameter {quoted(name)}; {hint}it takes: {', '.join(known)}"
+                )
             _check_value(name, value)
         for name, parameter in self.parameters.items():
             plain = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
@@ -154,7 +157,7 @@ class PipelineWorkflow:
         output_type = arguments.get("output_type", "pil")
         if output_type not in OUTPUT_TYPES:
             raise ParameterError(
-                f"output_type={output_type!r} is not one of {', '.join(OUTPUT_TYPES)}"
+                f"output_type={quoted(output_type)} is not one of {', '.join(OUTPUT_TYPES)}"
             )
 
 

@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from ..errors import LimitError, ParameterError, St2iError
+from ..quoting import MOST
 
 _TYPES = {
     401: "authentication_error",
@@ -103,7 +104,7 @@ def of_validation(errors: list[Any], extra: Collection[str] = ()) -> ApiError:
     given as `parameters`."""
     first = errors[0] if errors else {"loc": (), "msg": "not valid", "type": "value_error"}
     where = [str(part) for part in first["loc"] if part not in ("body", "query", "path", "header")]
-    param = ".".join(where) or None
+    param = ".".join(where)[:MOST] or None
     if first["type"] == "json_invalid":
         return ApiError(400, f"the body is no JSON: {_reason(first)}", code="invalid_json")
     if first["type"] == "extra_forbidden":

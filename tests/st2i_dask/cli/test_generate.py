@@ -46,7 +46,7 @@ def check_folder(path):
 def no_cluster(monkeypatch):
     """The test fails if a command connects to a cluster or starts one."""
 
-    def refuse(*args):
+    def refuse(*args, **kwargs):
         raise AssertionError("a cluster was asked for")
 
     monkeypatch.setattr("st2i_dask.cli.generate.running_cluster", refuse)

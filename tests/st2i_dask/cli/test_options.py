@@ -126,7 +126,7 @@ def test_assignments(workflow):
     [
         (["scale"], "not NAME=VALUE"),
         (["=3"], "not NAME=VALUE"),
-        (["scale=1", "scale=2"], "scale is given twice"),
+        (["scale=1", "scale=2"], "'scale' is given twice"),
     ],
 )
 def test_assignments_that_are_none(workflow, texts, message):

@@ -9,94 +9,17 @@ import heapq
 import random
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 
 from scheduler_plugin import events as ev
 from scheduler_plugin.instructions import Dispatch, Unblock
-from scheduler_plugin.outline import CostKey, Outline
+from scheduler_plugin.outline import Outline
 from scheduler_plugin.policy import FairPolicy
 from scheduler_plugin.requests import State
 
-
-@dataclass
-class Truth:
-    """Real seconds. `noise` (0 to 1): runs deviate by up to this factor, up or down."""
-
-    compute: dict[str, float] = field(default_factory=dict)  # by model
-    load: dict[str, float] = field(default_factory=dict)  # by model, from scratch
-    transfer: float = 0.0
-    noise: float = 0.0
-    held: int = 1000  # models an executor can hold
-    warm: tuple[str, ...] = ()  # models resident when an executor joins
-    shared: float = 0.8  # part of compute that a gang divides among its executors
-
-    def compute_s(self, key: CostKey, rng: random.Random, group: int = 1) -> float:
-        factor = (1.0 + self.noise * rng.random()) ** rng.choice((-1, 1)) if self.noise else 1.0
-        return self.compute[key.model] * self.of_gang(group) * factor
-
-    def of_gang(self, group: int) -> float:
-        """Seconds of each of so many executors, for every second of one alone."""
-        return 1.0 - self.shared + self.shared / group
-
-
-@dataclass
-class Ran:
-    """One dispatch and what became of it. Estimates and `used`: device seconds of all its executors."""
-
-    tenant: str
-    request: str
-    position: int
-    executor: str
-    dispatched: float
-    estimates: list[float]
-    weight: float
-    steps: int
-    ended: float = -1.0
-    used: float = 0.0
-    outcome: str = ""
-    members: tuple[str, ...] = ()
-
-    @property
-    def error(self) -> float:
-        """Largest error of its estimate while in flight, vTime seconds."""
-        return max(abs(self.used - e) for e in self.estimates) / self.weight
-
-
-@dataclass
-class Job:
-    """A request: submitted, finished or not."""
-
-    name: str
-    tenant: str
-    outline: Outline
-    submitted: float
-    steps: dict[int, int]
-    finished: float | None = None
-    closed: bool = False
-
-
-@dataclass
-class _Run:
-    decision: Dispatch
-    record: Ran
-    load_s: float
-    transfer_s: float
-    step_s: float
-    share: float
-    done: int = 0
-    yielding: bool = False
-    cancelled: bool = False
-    gone: bool = False
-    unblocked: bool = False
-    # Members: None while it holds them, then the seconds from the dispatch until they left.
-    held: dict[str, float | None] = field(default_factory=dict)
-
-    def device_s(self, seconds: float) -> float:
-        """Counted for every executor it holds, and for those it has lost until then."""
-        return seconds + sum(
-            seconds if served is None else min(seconds, served) for served in self.held.values()
-        )
+from .virtual_runs import Job, Run
+from .virtual_runs import Ran as Ran
+from .virtual_runs import Truth as Truth
 
 
 class VirtualCluster:
@@ -128,8 +51,8 @@ class VirtualCluster:
         self._serial = 0
         self._check_every = check_every
         self._batches = 0
-        self._running: dict[str, _Run] = {}  # by executor
-        self._held: dict[str, _Run] = {}  # by member
+        self._running: dict[str, Run] = {}  # by executor
+        self._held: dict[str, Run] = {}  # by member
         self._resident: dict[str, OrderedDict[str, None]] = {}
         self._ready: dict[str, bool] = {}
         self._left: dict[str, dict[int, int]] = {}  # steps left of multi-step positions
@@ -326,7 +249,7 @@ class VirtualCluster:
         invocation = self.policy._fleet.running[executor]
         assert invocation.run is not None
         self._by_charge[invocation.run.charge] = record
-        run = _Run(
+        run = Run(
             decision,
             record,
             self.truth.load.get(key.model, 0.0) * share,
@@ -355,7 +278,7 @@ class VirtualCluster:
         idle = self.policy.idle_executors + len(decision.members)
         return max(0, idle - self.policy.queued)
 
-    def _step_ends(self, run: _Run) -> None:
+    def _step_ends(self, run: Run) -> None:
         if run.gone or run.unblocked:
             return
         run.done += 1
@@ -370,7 +293,7 @@ class VirtualCluster:
                 return
         self._complete(run)
 
-    def _complete(self, run: _Run) -> None:
+    def _complete(self, run: Run) -> None:
         decision = run.decision
         used = ev.Measured(run.load_s, run.step_s * run.done, run.transfer_s)
         missing = dict.fromkeys(self._resident[decision.executor], 0.0)
@@ -414,7 +337,7 @@ class VirtualCluster:
             del self._left[job.name]
             self._handle(ev.RequestClosed(self.now, job.name))
 
-    def _close(self, run: _Run, outcome: str, used: float) -> None:
+    def _close(self, run: Run, outcome: str, used: float) -> None:
         run.gone = True
         run.record.ended = self.now
         run.record.used = run.device_s(used)
@@ -425,7 +348,7 @@ class VirtualCluster:
                 del self._held[member]
         self.trace.append(("end", self.now, run.record))
 
-    def _give_up(self, run: _Run) -> None:
+    def _give_up(self, run: Run) -> None:
         """A consumer whose producer is gone comes back with an error and is run again."""
         if run.gone:
             return

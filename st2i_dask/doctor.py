@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from .cluster import PIXEL_PACKAGES, by_value
-from .config import worker_options
+from .config import check_node, worker_options
 from .errors import AttachError
 from .node_facts import package_versions, scheduler_facts, worker_facts
 
@@ -54,6 +54,7 @@ def examine(client: Client) -> list[Finding]:
     )
     found += _versions(nodes)
     found += _scheduler(scheduler)
+    found += _configuration("scheduler", scheduler["configuration"])
     found += [
         Finding("wrong", address, str(answer), "see its log; restart it if it hangs")
         for address, answer in sorted(answers.items())
@@ -82,11 +83,18 @@ def examine(client: Client) -> list[Finding]:
 
 def _here() -> Iterator[Finding]:
     try:
+        check_node()
         worker_options()
         yield Finding("ok", "client", "configuration st2i: every key is known")
     except AttachError as error:
-        what, _, cure = str(error).partition("; ")
-        yield Finding("wrong", "client", what, cure)
+        yield from _configuration("client", str(error))
+
+
+def _configuration(node: str, wrong: str) -> Iterator[Finding]:
+    """wrong: what is, and its cure; empty: nothing."""
+    if wrong:
+        what, _, cure = wrong.partition("; ")
+        yield Finding("wrong", node, what, cure)
 
 
 def _versions(nodes: dict[str, dict[str, str | None]]) -> Iterator[Finding]:
@@ -152,9 +160,7 @@ def _worker(address: str, facts: dict[str, Any], attached: bool) -> Iterator[Fin
             "install a torch built for CUDA, or check CUDA_VISIBLE_DEVICES; to use the CPU on "
             "purpose, set device: cpu",
         )  # fmt: skip
-    if facts["configuration"]:
-        what, _, cure = facts["configuration"].partition("; ")
-        yield Finding("wrong", address, what, cure)
+    yield from _configuration(address, facts["configuration"])
     if not facts["serves"]:
         failed = facts["plugin"]
         yield Finding(

@@ -22,18 +22,27 @@ def package_versions(packages: tuple[str, ...]) -> dict[str, str | None]:
 
 
 def scheduler_facts(dask_scheduler: Any) -> dict[str, Any]:
-    """seams (what is unknown about them, or ""), attached, installed (the seams), workers."""
+    """seams (what is unknown about them, or ""), configuration (what is wrong, or ""), attached,
+    installed (the seams), workers."""
     from importlib import import_module
 
-    seams = ""
+    seams = configuration = ""
     try:
         import_module("scheduler_plugin.seams").check(dask_scheduler)
     except ImportError as error:
         seams = str(error)
     except ValueError as error:
         seams = str(error)
+    try:
+        import_module("st2i_dask.config").check_node()
+        import_module("scheduler_plugin.plugin").configured_settings()
+    except (ImportError, AttributeError):  # not there, or of another version
+        pass
+    except ValueError as error:
+        configuration = str(error)
     return {
         "seams": seams,
+        "configuration": configuration,
         "attached": "st2i-scheduler" in dask_scheduler.plugins,
         "installed": type(dask_scheduler.queued).__name__ == "QueuedTasks",
         "workers": list(dask_scheduler.workers),
@@ -49,8 +58,10 @@ def worker_facts(dask_worker: Any) -> dict[str, Any]:
     driver, cuda, configuration = Path("/dev/nvidiactl").exists(), False, ""
     device = None
     try:
-        device = import_module("st2i_dask.config").worker_options()["device"]
-    except ImportError:
+        config = import_module("st2i_dask.config")
+        device = config.worker_options()["device"]
+        config.check_node()
+    except (ImportError, AttributeError):  # not there, or of another version
         pass
     except ValueError as error:
         configuration = str(error)

@@ -120,11 +120,31 @@ def test_versions_and_configuration_of_the_client(client, monkeypatch):
     monkeypatch.setattr(importlib.metadata, "version", other)
     with dask.config.set({"st2i.worker.memory": 1}):
         wrong = findings(client, "wrong")
-    assert len(wrong) == 2, wrong
-    assert "st2i.worker.memory is not known" in wrong[0]
-    assert "did you mean memory-bytes" in wrong[0]
+    assert len(wrong) == 3, wrong
+    for node, said in zip(("client", "scheduler"), (wrong[0], wrong[2]), strict=True):
+        assert said.startswith(f"{node}: configuration st2i.worker.memory is not known")
+        assert "did you mean memory-bytes" in said
     assert "distributed differs (2020.1: client, scheduler; " in wrong[1]
     assert "install one version of distributed on every node" in wrong[1]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said", "cure"),
+    [
+        ("st2i.scheduler.weights", "a=3", "weights is 'a=3'", "as {studio: 3.0}; correct the env"),
+        ("st2i.logs.level", "loud", "level='loud' is not known", "use one of debug, info"),
+        ("st2i.scheduler", 5, "st2i.scheduler is 5", "it is a section with slack-s"),
+    ],
+)
+def test_every_section_of_the_configuration_is_looked_at(client, key, value, said, cure):
+    with dask.config.set({key: value}):
+        found = doctor.examine(client)
+    wrong = {f.node: f for f in found if f.level == "wrong"}
+    assert list(wrong) == ["client", "scheduler"]  # both in this process
+    for finding in wrong.values():
+        assert said in finding.what
+        assert cure in finding.cure
+    assert not any("every key is known" in f.what for f in found)
 
 
 def versions(**changes):

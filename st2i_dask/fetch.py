@@ -20,8 +20,13 @@ def fetch(future: Future, position: int | None = None, timeout: float | None = N
 
     position: the number in the task's key, as the Dask dashboard shows it ("T5Text@flux-001-...").
     timeout: seconds to wait at most; TimeoutError then. ParameterError if there is no such
-    invocation, or if nobody holds the request any more.
+    invocation, if nobody holds the request any more, and in the event loop of an asynchronous client.
     """
+    if future.client.asynchronous:
+        raise ParameterError(
+            "fetch would stop the event loop of an asynchronous client; write "
+            "`await asyncio.to_thread(st2i.fetch, future)`"
+        )
     if position is not None:
         future = _invocation(future, position)
     value = future.result(timeout=timeout)

@@ -9,11 +9,14 @@ import threading
 
 import pytest
 from distributed import Client
+from distributed.comm import CommClosedError
 
 import st2i_dask as st2i
+from st2i_dask.submission import previews_of
 from st2i_dask.updates import Watch
 
-from ..scheduler_plugin.live import chain, serving
+from ..scheduler_plugin.live import chain, serving, until
+from .test_updates import fading
 from .watched import TIMEOUT, gate, open_gates
 
 
@@ -105,6 +108,25 @@ def test_while_it_looks(mine, wait, monkeypatch):
     assert looking.wait(TIMEOUT)
     mine[0].client.close()
     check(*ended)
+
+
+@WAYS
+def test_a_preview_that_does_not_come_any_more(client, wait, monkeypatch):
+    async def gather(*args, **kwargs):
+        raise CommClosedError
+
+    def tell(update):
+        told.append((update.state, update.preview))
+
+    told = []
+    go = gate("ann", 0.25)
+    mine = fading.submit(client, label="ann", previews=2)
+    first = previews_of(mine)[0].future
+    until(lambda: first.status == "finished")
+    monkeypatch.setattr(client, "gather", gather)
+    go.set()
+    wait([mine], tell)
+    assert told[-1] == ("finished", None)
 
 
 @WAYS

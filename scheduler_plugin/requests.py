@@ -228,8 +228,10 @@ class RequestBook:
             self.ready += ready
             standing.ready += ready
             model = request.outline.cost_keys[position].model
-            self.ready_of[model] = self.ready_of.get(model, 0) + ready
-            if not self.ready_of[model]:
+            count = self.ready_of.get(model, 0) + ready
+            if count:
+                self.ready_of[model] = count
+            else:
                 del self.ready_of[model]
         if running:
             standing.running += running

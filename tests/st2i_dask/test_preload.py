@@ -103,6 +103,7 @@ def running(folder, scheduler, *workers):
 def test_a_node_with_the_preload_prints_json_lines_from_its_start(tmp_path):
     file, environment = tmp_path / "scheduler.json", {"DASK_ST2I__LOGS__JSON": "true"}
     own = ["--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--scheduler-file", str(file)]
+    own += ["--dashboard-address", "127.0.0.1:0"]  # Python warns, plainly, of a port that is taken
     with open(tmp_path / "log", "w") as log:
         process = start("scheduler", *own, "--preload", SCHEDULER, log=log, environment=environment)
         try:

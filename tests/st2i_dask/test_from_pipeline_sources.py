@@ -12,6 +12,7 @@ import torch
 
 import st2i_dask as st2i
 from st2i_dask.errors import LoadError, OutputError, ParameterError
+from st2i_dask.pipelines import pipeline_workflow
 from st2i_dask.pipelines.component_call import asked
 from st2i_dask.pipelines.hollow import calling, for_request
 from st2i_dask.pipelines.travel import put_together, take_apart
@@ -236,7 +237,7 @@ def test_seeds_and_prompts_of_a_map_must_agree(flux):
 
 def test_a_map_takes_one_value_per_prompt_of_any_argument(flux, monkeypatch):
     workflow = st2i.from_pipeline(flux)
-    monkeypatch.setattr(workflow, "_submit", lambda client, requests: requests)
+    monkeypatch.setattr(pipeline_workflow, "_submit", lambda client, name, requests: requests)
     made = workflow.map(None, ["a", "b"], each={"num_inference_steps": [2, 3]}, tenant="bob")
     sent = [cloudpickle.loads(request.data) for request in made]
     assert [(r.arguments["prompt"], r.arguments["num_inference_steps"], r.seed) for r in sent] == [

@@ -294,6 +294,8 @@ def test_folders_that_a_pipeline_cannot_use_are_refused(
     folders, tmp_path, form, task, changes, message
 ):
     folder = edited(folders[form], tmp_path / "odd", "unet/config.json", **changes)
+    # Its weights would not be what the changed configuration says.
+    (folder / "unet" / "diffusion_pytorch_model.safetensors").unlink()
     with pytest.raises(st2i.LoadError, match=message):
         st2i.load(folder, task=task)
 

@@ -164,6 +164,9 @@ def test_it_shows_the_queue_of_another_client_too(client):
     """Who watches need not be who has submitted."""
     go = gate("ann", 1.0)
     (mine,) = submit(client, "ann", 1, steps=2)
+    # What one client sends may be there after what another one asks: of a key that nobody knows.
+    key = mine.key
+    until(lambda: client.run_on_scheduler(lambda dask_scheduler: key in dask_scheduler.tasks))
     with Client(client.cluster, set_as_default=False) as other:
         (found,) = other.get({}, [mine.key], sync=False)
         screen, thread = waiting(found)

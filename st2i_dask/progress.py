@@ -108,7 +108,9 @@ class _Bar:
         file = options.get("file") or sys.stderr
         moving = _in_notebook() or file.isatty()
         self._every_s = _MOVING_S if moving else _LINES_S
-        self._drawn = time.monotonic()
+        self._drawn = float(
+            "-inf"
+        )  # the first state is drawn: nothing may change after it for long
         counted = {"total": None, "unit": "step"} if self._single else {"total": requests}
         options = {
             "desc": "image" if self._single else "images",

@@ -205,6 +205,16 @@ def refused_after(cls, folder, key, value):
         count.remove()
 
 
+@pytest.mark.parametrize("axes", [[1, 2], [4, 4, 6], [3, 5, 8], [16, 56, 56]])
+def test_axes_of_rotary_embeddings_fill_a_head(flux, copied, axes):
+    folder = copied(flux, "transformer")
+    change(folder / "config.json", axes_dims_rope=axes)
+    message = refused(diffusers.FluxTransformer2DModel, folder)
+    assert (
+        f"axes_dims_rope={axes}, wanted even numbers whose sum is attention_head_dim=16" in message
+    )
+
+
 # ---------------------------------------------------------------- what libraries load
 
 

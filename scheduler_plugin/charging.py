@@ -11,7 +11,7 @@ from .events import Completed, Measured
 from .fleet import Fleet
 from .instructions import Estimate
 from .ledger import VTimeLedger
-from .outline import CostKey
+from .outline import CostKey, Outline
 from .recent import RecentUse
 from .requests import Invocation, Run
 from .settings import Settings
@@ -101,19 +101,27 @@ class Charging:
             loaded_share=run.missing,
             pulled=run.pull_bytes > 0,
         )
-        if not moved:
-            return
-        for outline in self._paths.cost_moved(key):
+        if moved:
+            self._renew(self._paths.cost_moved(key), key)
+
+    def replace_costs(self, costs: CostModel) -> None:
+        """Take over what was learned elsewhere; renew paths, lanes and open charges."""
+        self._costs.replace_with(costs)
+        self._renew(self._paths.all_moved(), None)
+
+    def _renew(self, outlines: list[Outline], moved: CostKey | None) -> None:
+        """moved: the cost that these outlines use; None: every cost."""
+        for outline in outlines:
             self.chooser.refresh_outline(outline)
         self.chooser.refresh_models(None)
         for invocation in self._fleet.running.values():
-            self._revise(invocation, key)
+            self._revise(invocation, moved)
 
-    def _revise(self, invocation: Invocation, moved: CostKey) -> None:
+    def _revise(self, invocation: Invocation, moved: CostKey | None) -> None:
         run = invocation.run
         assert run is not None
         key = run.candidate.cost_key
-        if run.dispatch.steps == 1 and (key == moved or not self._costs.is_measured(key)):
+        if run.dispatch.steps == 1 and (moved in (key, None) or not self._costs.is_measured(key)):
             group = len(run.executors)
             self.revise(run, self.estimate(key, run.slowest, run.pull_bytes, 1, group).total_s)
 

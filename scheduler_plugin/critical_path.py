@@ -74,6 +74,11 @@ class CriticalPaths:
             self._paths.pop(outline, None)
         return list(touched)
 
+    def all_moved(self) -> list[Outline]:
+        """The outlines in use, whose paths are computed again."""
+        self._paths.clear()
+        return list(self._held)
+
     def _compute(self, outline: Outline) -> list[float]:
         path = [0.0] * len(outline)
         for position in range(len(outline) - 1, -1, -1):

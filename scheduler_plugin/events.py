@@ -10,13 +10,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar, dataclass_transform
+from typing import TYPE_CHECKING, TypeVar, dataclass_transform
 
 from st2i_dask.errors import PolicyError
 from st2i_dask.tenants import check_tenant
 
 from .outline import Outline
 from .settings import Settings
+
+if TYPE_CHECKING:
+    from .cost_model import CostModel
 
 _Class = TypeVar("_Class")
 _ENDLESS = math.inf
@@ -273,3 +276,10 @@ class SettingsChanged(Event):
     """The operator changed settings; they hold from the next decision on."""
 
     settings: Settings
+
+
+@fact
+class CostsReplaced(Event):
+    """The operator put costs that were learned elsewhere in the place of those learned here."""
+
+    costs: CostModel

@@ -224,7 +224,8 @@ class ServingSchedulerPlugin(SchedulerPlugin):
         """RPC `st2i_costs`: what was learned, as JSON text; with `replace`, that takes its place."""
         if replace is not None:
             try:
-                self.policy.costs.replace_with(CostModel.from_dict(json.loads(replace)))
+                learned = CostModel.from_dict(json.loads(replace))
+                self.policy.handle(ev.CostsReplaced(time.monotonic(), learned))
             except PolicyError as error:
                 return {"error": str(error)}
         return {"costs": json.dumps(self.policy.costs.to_dict())}

@@ -47,6 +47,7 @@ class Reactions:
             ev.Skipped: self._skipped,
             ev.ResultLost: self._result_lost,
             ev.SettingsChanged: self._settings,
+            ev.CostsReplaced: self._costs,
         }
 
     def refusal(self, tenant: str, requests: int = 1) -> str | None:
@@ -260,6 +261,9 @@ class Reactions:
         chooser = self._lifecycle.chooser
         chooser.set_weights(self._charging.ledger.weight)
         chooser.set_slack(event.settings.slack_s)
+
+    def _costs(self, event: ev.CostsReplaced, out: list[Instruction]) -> None:
+        self._charging.replace_costs(event.costs)
 
     def _running_invocation(self, key: str, to: State) -> Invocation:
         invocation = self._book.invocation(key)

@@ -241,11 +241,16 @@ def _same_weights(task: BoundTask, version: str) -> Mapping[str, str]:
         return task.versions
     key = task.model_fn.model_key
     if task.versions.get(key, version) != version:
-        raise LoadError(
-            f"the weights of {task.model_fn!r} were replaced while the request was running; submit "
-            "it again. Weights that are in use must not be overwritten: save others to another folder"
-        )
+        raise changed_files(task.model_fn)
     return {**task.versions, key: version}
+
+
+def changed_files(model_fn: ModelFn) -> LoadError:
+    """The error of a request whose invocations have met different contents of one model."""
+    return LoadError(
+        f"the files of {model_fn!r} were changed while the request was running; submit it again. Files "
+        "that are in use must not be overwritten: save others to another folder"
+    )
 
 
 def _has_nan(result: Any) -> bool:

@@ -17,12 +17,12 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from st2i_dask.errors import LoadError, NotFiniteError, OutputError
+from st2i_dask.errors import NotFiniteError, OutputError
 from st2i_dask.image import check_pixels, finish
 from st2i_dask.outputs import TaskOutputs, is_tensor, map_values
 
 from .component_calls import CallChannel, Sent
-from .executor import Executor
+from .executor import Executor, changed_files
 
 # Models are read under the same lock, one at a time: torch's default dtype changes meanwhile.
 from .shelf import building as glue_lock
@@ -184,11 +184,7 @@ class OrchestrationThread:
     def _note_versions(self, outputs: TaskOutputs, model_fn: Any) -> None:
         for key, version in outputs.versions.items():
             if self._versions.get(key, version) != version:
-                raise LoadError(
-                    f"the weights of {model_fn!r} were replaced while the request was running; "
-                    "submit it again. Weights that are in use must not be overwritten: save others "
-                    "to another folder"
-                )
+                raise changed_files(model_fn)
         self._versions = {**self._versions, **outputs.versions}
 
     def _wait(self, coroutine: Any) -> Any:

@@ -330,6 +330,20 @@ def test_settings_change_while_it_runs(policy):
     assert policy.ledger.vtime("behind") == 0.25
 
 
+def test_replaced_costs_hold_for_what_is_open(policy):
+    submit(policy, 0.0, "a", "x")
+    submit(policy, 0.0, "b", "y")
+    first = policy.next_decision(0.0)
+    key = policy._book.requests["a"].outline.cost_keys[0]
+    learned = CostModel()
+    for _ in range(2):
+        learned.observe(key, ev.Measured(0.0, 7.0, 0.0), loaded_share=0.0, pulled=False)
+    policy.handle(ev.CostsReplaced(1.0, learned))
+    policy._check()  # paths and lanes too
+    assert policy.costs.compute_s(key) == 7.0
+    assert policy.ledger.vtime(first.tenant) == pytest.approx(policy.costs.load_s(key) + 7.0)
+
+
 def test_the_tenants_table(policy):
     submit(policy, 0.0, "a", "x")
     submit(policy, 0.0, "b", "x")

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from scheduler_plugin import events as ev
+from scheduler_plugin.cost_model import CostModel
 from scheduler_plugin.outline import Outline, Step
 from scheduler_plugin.policy import FairPolicy
 from scheduler_plugin.requests import State
@@ -201,6 +202,15 @@ class PolicyMachine(RuleBasedStateMachine):
     def settings(self, slack, weight):
         changed = self.policy.settings.with_changes(slack_s=slack, weights={"a": weight})
         self.tell(ev.SettingsChanged(self.now, changed))
+
+    @rule(seconds=st.sampled_from([0.5, 3.0]), known=st.booleans())
+    def costs(self, seconds, known):
+        learned = CostModel()
+        for request in self.policy._book.requests.values() if known else ():
+            used = ev.Measured(seconds, seconds, 0.0)
+            for key in request.outline.cost_keys:
+                learned.observe(key, used, loaded_share=1.0, pulled=False)
+        self.tell(ev.CostsReplaced(self.now, learned))
 
     @invariant()
     def consistent(self):

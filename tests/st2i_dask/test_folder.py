@@ -22,6 +22,7 @@ from st2i_dask.catalogue.folder import (
     stored_dtype,
 )
 from st2i_dask.errors import LoadError
+from st2i_dask.quoting import quoted
 
 INDEX = {
     "_class_name": "FluxPipeline",
@@ -106,7 +107,7 @@ def test_a_folder_that_is_nowhere_is_refused_with_what_there_is():
 @pytest.mark.parametrize("source", ["a b/c d", "nul\x00", "x" * 300, "../../etc", "a/b/c"])
 def test_what_is_no_hub_id_is_refused_too(source, path, monkeypatch):
     monkeypatch.chdir(path.parent)
-    assert repr(source) in refused(lambda: read_folder(source))
+    assert quoted(source) in refused(lambda: read_folder(source))
 
 
 def test_a_folder_without_index_is_refused(path):

@@ -73,7 +73,7 @@ def test_a_request_never_mixes_old_and_new_weights(executor, file):
     travelled = pickle.loads(pickle.dumps(begun, protocol=5))
     save(file, 1)
     for outputs in (begun, travelled):
-        with pytest.raises(st2i.LoadError, match=r"net\.safetensors.*replaced while the request"):
+        with pytest.raises(st2i.LoadError, match=r"net\.safetensors.*changed while the request"):
             executor.run(BoundTask(second, {}, {}, (outputs,)))
     new, _ = executor.run(BoundTask(first, {"x": X}, None, ()))
     result, _ = executor.run(BoundTask(second, {}, {}, (new,)))

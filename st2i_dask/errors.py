@@ -48,3 +48,11 @@ class NotFiniteError(OutputError):
 
 class PolicyError(St2iError):
     """A scheduling event or operator setting is not legal; the policy's state is unchanged."""
+
+
+def said(error: BaseException) -> str:
+    """On one line what an error says, with its type unless it is ours, and which invocation raised it."""
+    text = " ".join(str(error).split())
+    if not isinstance(error, St2iError):
+        text = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return " ".join([text, *(f"({note})" for note in getattr(error, "__notes__", ()))])

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
-from st2i_dask.errors import LoadError, NotFiniteError
+from st2i_dask.errors import LoadError, NotFiniteError, St2iError
 from st2i_dask.image import finish
 from st2i_dask.invocation import BoundTask
 from st2i_dask.model_fn import ModelFn
@@ -161,7 +161,8 @@ class Executor:
             raise NotFiniteError(f"{error}{began}") from error
         except Exception as error:
             # A model's own error need not say whose it is: some have no message at all.
-            error.add_note(f"raised in workflow {task.plan.workflow!r} by {task.plan.label}")
+            if not isinstance(error, St2iError):
+                error.add_note(f"raised in workflow {task.plan.workflow!r} by {task.plan.label}")
             raise
 
     def _evaluate(self, task: BoundTask, lease: Lease) -> Any:

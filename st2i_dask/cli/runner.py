@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from ..errors import AttachError, LimitError, St2iError
+from ..errors import AttachError, LimitError, St2iError, said
 from .interrupts import Interrupts
 from .jobs import Job
 from .pictures import with_pictures
@@ -259,13 +259,9 @@ class _Run:
 
 
 def one_line(error: BaseException) -> str:
-    """An error's message for a list: one line, with its type unless it is ours."""
-    text = " ".join(str(error).split())
-    if len(text) > 500:
-        text = text[:497] + "..."
-    if isinstance(error, St2iError):
-        return text
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+    """An error's message for a list: one line of at most 500 characters."""
+    text = said(error)
+    return text if len(text) <= 500 else text[:400] + "..." + text[-97:]
 
 
 def lost_connection(outcome: Outcome) -> AttachError:

@@ -10,7 +10,7 @@ from typing import Any
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from ..errors import LimitError, ParameterError, St2iError
+from ..errors import LimitError, ParameterError, said
 from ..quoting import MOST
 
 _TYPES = {
@@ -84,9 +84,8 @@ def of_exception(error: BaseException, names: dict[str, str] | None = None) -> A
     if isinstance(error, TimeoutError):
         message = "the request was not done in time and is cancelled; ask for less, or try later"
         return ApiError(504, message, code="timeout", retry_after=RETRY_S)
-    if not isinstance(error, St2iError):
-        text = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    return ApiError(500, f"no image could be made: {text}", code="generation_failed")
+    why = said(error)[:2000]
+    return ApiError(500, f"no image could be made: {why}", code="generation_failed")
 
 
 def of_lost_scheduler() -> ApiError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import logging
+import math
 import sys
 import time
 import warnings
@@ -108,9 +109,8 @@ class _Bar:
         file = options.get("file") or sys.stderr
         moving = _in_notebook() or file.isatty()
         self._every_s = _MOVING_S if moving else _LINES_S
-        self._drawn = float(
-            "-inf"
-        )  # the first state is drawn: nothing may change after it for long
+        # The first state is drawn at once: nothing may change after it for long.
+        self._drawn = -math.inf
         counted = {"total": None, "unit": "step"} if self._single else {"total": requests}
         options = {
             "desc": "image" if self._single else "images",

@@ -105,4 +105,12 @@ def send(client: Client, requests: Sequence[Request], also: Sequence[str] = ()) 
     # The scheduler calls an annotation's value with each key.
     with dask.annotate(**{ANNOTATION: annotations.get}):
         futures: list[Future] = client.get(tasks, [*(r.key for r in requests), *also], sync=False)
+    for future, request in zip(futures, requests, strict=False):
+        future.st2i_steps = len(request.tasks)
     return futures
+
+
+def steps_of(future: Future) -> int | None:
+    """Steps of a request, all together; None where its future was not made by submitting it."""
+    found: int | None = getattr(future, "st2i_steps", None)
+    return found

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from .errors import ParameterError
 from .request import request_id
-from .submission import previews_of
+from .submission import previews_of, steps_of
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -179,7 +179,9 @@ class Watch:
         updates = []
         for number in left:
             future = self.futures[number]
-            last = self._last.get(number) or Update(number, str(future.key), "queued")
+            last = self._last.get(number) or Update(
+                number, str(future.key), "queued", total=steps_of(future)
+            )
             state = "cancelled" if future.status == "pending" else future.status
             done = last.total or last.done if state == "finished" else last.done
             updates.append(replace(last, state=state, place=None, done=done, wait_s=None))
@@ -228,7 +230,7 @@ class Watch:
         future, last = self.futures[number], self._last.get(number)
         key, status = str(future.key), future.status
         row = rows.get(request_id(key))
-        done, total = (last.done, last.total) if last is not None else (0, None)
+        done, total = (last.done, last.total) if last is not None else (0, steps_of(future))
         preview = await self._newest_preview(number)
         if preview is None and last is not None:
             preview = last.preview

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from distributed import Client, LocalCluster
+from distributed import Client, LocalCluster, wait
 
 import st2i_dask as st2i
 from st2i_dask.submission import send
@@ -93,6 +93,15 @@ def test_steps_of_a_task_that_runs_several_are_told_while_it_runs(client):
     go.set()
     ended(thread)
     assert (told[-1].done, told[-1].state) == (8, "finished")
+    del mine
+
+
+def test_one_that_is_over_before_anybody_asks_has_its_steps(client):
+    mine = submit(client, "ann", steps=3)
+    wait(mine, timeout=TIMEOUT)
+    told, thread = watching(mine)
+    ended(thread)
+    assert [(u.state, u.done, u.total) for u in told] == [("finished", 3, 3)]
     del mine
 
 

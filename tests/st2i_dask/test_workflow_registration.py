@@ -111,12 +111,12 @@ def test_another_workflow_of_the_same_name_is_refused(fresh_registry):
 def test_another_workflow_may_replace_it_or_take_another_name(fresh_registry):
     define(PORTRAIT)
     other = PORTRAIT.replace("Step()(prompt)", "Step()(prompt, 1)")
-    define(other.replace("workflow", "workflow(name='other')"))
+    define(other.replace("workflow", "workflow(name='another')"))
     first = fresh_registry.get("portrait")
     define(other.replace("workflow", "workflow(replace=True)"))
     assert fresh_registry.get("portrait") is not first
-    assert [w.name for w in fresh_registry if w.name in ("portrait", "other")] == [
-        "other",
+    assert [w.name for w in fresh_registry if w.name in ("portrait", "another")] == [
+        "another",
         "portrait",
     ]
 

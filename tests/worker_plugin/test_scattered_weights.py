@@ -18,9 +18,9 @@ def run(module):
     return outputs(module, "even", {"x": torch.linspace(-1, 1, WIDTH).expand(2, WIDTH)})
 
 
-def mappings(store):
+def mappings(heap):
     with open("/proc/self/maps") as maps:
-        return sum(store._arena.heap.address.uuid in line for line in maps)
+        return sum(heap.address.uuid in line for line in maps)
 
 
 def test_a_model_runs_in_an_arena_without_a_gap_for_any_of_its_layers(tmp_path):
@@ -39,7 +39,7 @@ def test_a_model_runs_in_an_arena_without_a_gap_for_any_of_its_layers(tmp_path):
             with store.lease(models[turn]) as lease:
                 given = run(lease.components["model"])
             assert same(given, expected[turn])
-        assert mappings(store) > 4 * 4, "of each layer, four"
+        assert mappings(heap) > 4 * 4, "of each layer, four"
         assert len(store.models()) == 2
         assert store._arena.tensor_bytes() == 32 * GRANULE
         del lease
@@ -47,5 +47,5 @@ def test_a_model_runs_in_an_arena_without_a_gap_for_any_of_its_layers(tmp_path):
         store._check()
     gc.collect()
     assert heap.used_bytes == 0
-    assert mappings(store) == 1
+    assert mappings(heap) == 1
     heap._check()

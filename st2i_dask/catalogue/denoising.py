@@ -24,6 +24,17 @@ def resumed(state: Any) -> Any:
     return generator
 
 
+#: Of Diffusers' schedulers: what no step writes into. Other tensors are states, and some are added to.
+_TABLES = ("timesteps", "sigmas", "betas", "alphas", "alphas_cumprod", "_internal_dict")
+
+
+def own_scheduler(scheduler: Any) -> Any:
+    """A copy whose state may move on, with the same tables and configuration. Inputs are immutable: a retry
+    may read the same scheduler again."""
+    shared = [value for name in _TABLES if (value := getattr(scheduler, name, None)) is not None]
+    return copy.deepcopy(scheduler, {id(value): value for value in shared})
+
+
 @glue
 def seeded(seed: int) -> Any:
     """State of a CPU generator that nothing was drawn from."""
@@ -45,8 +56,7 @@ def nth_timestep(scheduler: Any, step: int) -> Any:
 @glue(outputs=2)
 def scheduler_step(scheduler: Any, step: int, noise_pred: Any, latents: Any) -> tuple[Any, Any]:
     """Latents after the step, and the scheduler's state for the next one."""
-    # Inputs are immutable: a retry may read the same scheduler again.
-    scheduler = copy.deepcopy(scheduler)
+    scheduler = own_scheduler(scheduler)
     latents = scheduler.step(noise_pred, scheduler.timesteps[step], latents, return_dict=False)[0]
     return latents, scheduler
 
@@ -74,5 +84,5 @@ def keep_outside(
             kept = scheduler.scale_noise(kept, timestep, noise)
         else:
             # Some of the others move their tables to the device then.
-            kept = copy.deepcopy(scheduler).add_noise(kept, noise, timestep)
+            kept = own_scheduler(scheduler).add_noise(kept, noise, timestep)
     return (1 - mask) * kept + mask * latents

@@ -4,14 +4,13 @@ The order of calls and every dtype follow `StableDiffusionXLPipeline.__call__`; 
 helpers of its own is called from there.
 """
 
-import copy
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
 from ...glue import glue
 from ..both_prompts import doubled, halved
-from ..denoising import resumed
+from ..denoising import own_scheduler, resumed
 from ..part import PipelinePart
 from ..residuals import summed
 
@@ -226,7 +225,7 @@ def draw_latents(
 @glue(outputs=2)
 def scale_input(scheduler: Any, step: int, latents: Any) -> tuple[Any, Any]:
     """Latents as the UNet takes them, and the scheduler, which notes that it was asked."""
-    scheduler = copy.deepcopy(scheduler)
+    scheduler = own_scheduler(scheduler)
     return scheduler.scale_model_input(latents, scheduler.timesteps[step]), scheduler
 
 
@@ -237,8 +236,7 @@ def noisy_step(
     """Latents after the step of a scheduler that adds noise, and the states for the next one."""
     from diffusers import StableDiffusionXLPipeline
 
-    # Inputs are immutable: a retry may read the same scheduler again.
-    scheduler, generator = copy.deepcopy(scheduler), resumed(generator_state)
+    scheduler, generator = own_scheduler(scheduler), resumed(generator_state)
     # Its eta is the pipeline's, 0, where the scheduler's own may be another one.
     options = StableDiffusionXLPipeline.prepare_extra_step_kwargs(
         SimpleNamespace(scheduler=scheduler), generator, eta=0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 from .errors import ParameterError
@@ -10,6 +11,9 @@ from .request import request_id
 
 if TYPE_CHECKING:
     from distributed import Future
+
+# Seconds that a request may be on its way to the scheduler, and between two questions.
+_ARRIVAL_S, _AGAIN_S = 10.0, 0.01
 
 
 def fetch(future: Future, position: int | None = None, timeout: float | None = None) -> Any:
@@ -36,7 +40,13 @@ def fetch(future: Future, position: int | None = None, timeout: float | None = N
 def _invocation(future: Future, position: int) -> Future:
     """The future of another task of the same request; from now on its value is kept."""
     client, request = future.client, request_id(future.key)
-    key = client.run_on_scheduler(_key_at, position=position, request=request)
+    asked = {"position": position, "request": request, "result": future.key}
+    deadline = time.monotonic() + _ARRIVAL_S
+    known, key = client.run_on_scheduler(_key_at, **asked)
+    # The question may overtake the request itself, which goes another way.
+    while not known and future.status == "pending" and time.monotonic() < deadline:
+        time.sleep(_AGAIN_S)
+        known, key = client.run_on_scheduler(_key_at, **asked)
     if key is None:
         raise ParameterError(
             f"request {request!r} has no invocation at position {position!r}, or is unknown to the "
@@ -46,8 +56,12 @@ def _invocation(future: Future, position: int) -> Future:
     return wanted
 
 
-def _key_at(dask_scheduler: Any, position: Any, request: str) -> str | None:
+def _key_at(
+    dask_scheduler: Any, position: Any, request: str, result: str
+) -> tuple[bool, str | None]:
+    """Whether the scheduler knows the request, and the key of its task at that position."""
+    known = result in dask_scheduler.tasks
     if type(position) is not int:
-        return None
+        return known, None
     ending = f"-{position:03d}-{request}"
-    return next((key for key in dask_scheduler.tasks if str(key).endswith(ending)), None)
+    return known, next((key for key in dask_scheduler.tasks if str(key).endswith(ending)), None)

@@ -82,6 +82,12 @@ def test_intermediate_tensors_are_for_who_asks(two):
     assert set(used(two).values()) == {0}
 
 
+def test_a_request_just_submitted_is_not_unknown(two):
+    for seed in range(5):
+        (x,) = st2i.fetch(fork.submit(two, seed=seed), position=0, timeout=TIMEOUT)
+        assert np.array_equal(x.numpy(), tensors.noise(seed).numpy())
+
+
 def test_replicas_are_real_copies(two):
     """What Dask's own policies do with replicas never leaves a handle to freed memory."""
     final = fork.submit(two, seed=5)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -79,7 +80,8 @@ class TenantHistory:
         assert not self._number or now >= self.totals.now, "times go back"
         row = self._number % self._samples
         self._times[row] = now
-        values = np.array(glances, np.float64).reshape(len(tenants), 6)
+        flat = chain.from_iterable(glances)  # numpy takes three times as long over tuples
+        values = np.fromiter(flat, np.float64, 6 * len(tenants)).reshape(len(tenants), 6)
         active = values[:, 4] > 0
         columns = np.array([self._columns.get(tenant, -1) for tenant in tenants], np.intp)
         there = active | np.array([tenant in worked for tenant in tenants], np.bool_)

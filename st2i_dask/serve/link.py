@@ -54,10 +54,9 @@ class Link:
         self._keeper = asyncio.create_task(self._keep())
 
     async def close(self) -> None:
-        if self._keeper is not None:
-            self._keeper.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._keeper
+        while self._keeper is not None and not self._keeper.done():
+            self._keeper.cancel()  # maybe again: a Dask client that is being closed swallows it
+            await asyncio.wait([self._keeper], timeout=_LOOK_S)
         await self._drop()
         self._thread.shutdown(wait=False, cancel_futures=True)
 

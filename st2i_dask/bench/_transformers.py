@@ -1,4 +1,4 @@
-"""FLUX transformers with random weights, for benchmarks of loading: large weights, hardly any compute.
+"""Transformers with random weights, for benchmarks of loading: large weights, hardly any compute.
 
 One image token and one text token: on a CPU a layer is then computed about as fast as its weights can
 be read, and copying them, which also writes them, is what takes longer.
@@ -6,63 +6,67 @@ be read, and copying them, which also writes them, is what takes longer.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from st2i_dask.model_fn import ModelFn
 
-_HEAD = 16
-_TEXT = 32
+#: Width of an attention head, and of what texts give.
+HEAD = 16
+TEXT = 32
 _CHANNELS = 16
+
+
+class Model(Protocol):
+    """The form of a transformer, of whose forward nothing but the seed of its inputs is left open."""
+
+    def make(self) -> Any:
+        """Such a transformer with random weights (float32)."""
+
+    def inputs(self, seed: int) -> dict[str, Any]:
+        """What one denoising step gets."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Double and single blocks, and heads of width 16; the default has 232 MB in float32."""
+    """FLUX: double and single blocks, and heads; the default has 232 MB in float32."""
 
     layers: tuple[int, int] = (1, 12)
     heads: int = 32
     tokens: int = 1
 
+    def make(self) -> Any:
+        from diffusers import FluxTransformer2DModel
 
-def save(path: Path, seed: int, shape: Shape) -> None:
-    """Make the model and save it as a Diffusers folder of one component (float32)."""
-    import torch
-    from diffusers import FluxTransformer2DModel
-
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        model = FluxTransformer2DModel(
+        return FluxTransformer2DModel(
             patch_size=1,
             in_channels=_CHANNELS,
-            num_layers=shape.layers[0],
-            num_single_layers=shape.layers[1],
-            attention_head_dim=_HEAD,
-            num_attention_heads=shape.heads,
-            joint_attention_dim=_TEXT,
-            pooled_projection_dim=_TEXT,
+            num_layers=self.layers[0],
+            num_single_layers=self.layers[1],
+            attention_head_dim=HEAD,
+            num_attention_heads=self.heads,
+            joint_attention_dim=TEXT,
+            pooled_projection_dim=TEXT,
             axes_dims_rope=(4, 4, 8),
         )
-    model.save_pretrained(path, safe_serialization=True)
+
+    def inputs(self, seed: int) -> dict[str, Any]:
+        noise = source(seed)
+        return {
+            "hidden_states": noise(1, self.tokens, _CHANNELS),
+            "encoder_hidden_states": noise(1, 1, TEXT),
+            "pooled_projections": noise(1, TEXT),
+            "timestep": noise(1).fill_(0.5),
+            "img_ids": noise(self.tokens, 3).zero_(),
+            "txt_ids": noise(1, 3).zero_(),
+        }
 
 
-def read(path: str | Path) -> Any:
-    """The model in host memory: its parameters lie in the mapped file."""
-    import torch
-    from diffusers import FluxTransformer2DModel
-
-    return FluxTransformer2DModel.from_pretrained(str(path), torch_dtype=torch.float32).eval()
-
-
-def nbytes(model: Any) -> int:
-    return sum(p.numel() * p.element_size() for p in model.parameters())
-
-
-def inputs(seed: int, shape: Shape) -> dict[str, Any]:
-    """What one denoising step gets."""
+def source(seed: int) -> Callable[..., Any]:
+    """Makes random tensors of a shape."""
     import torch
 
     generator = torch.Generator().manual_seed(seed)
@@ -70,18 +74,33 @@ def inputs(seed: int, shape: Shape) -> dict[str, Any]:
     def noise(*dimensions: int) -> Any:
         return torch.randn(*dimensions, generator=generator)
 
-    return {
-        "hidden_states": noise(1, shape.tokens, _CHANNELS),
-        "encoder_hidden_states": noise(1, 1, _TEXT),
-        "pooled_projections": noise(1, _TEXT),
-        "timestep": torch.full((1,), 0.5),
-        "img_ids": torch.zeros(shape.tokens, 3),
-        "txt_ids": torch.zeros(1, 3),
-    }
+    return noise
+
+
+def save(path: Path, seed: int, shape: Model) -> None:
+    """Make the model and save it as a Diffusers folder of one component (float32)."""
+    import torch
+
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = shape.make()
+    model.save_pretrained(path, safe_serialization=True)
+
+
+def read(path: str | Path) -> Any:
+    """The model in host memory: its parameters lie in the mapped file."""
+    import torch
+    from diffusers import AutoModel
+
+    return AutoModel.from_pretrained(str(path), torch_dtype=torch.float32).eval()
+
+
+def nbytes(model: Any) -> int:
+    return sum(p.numel() * p.element_size() for p in model.parameters())
 
 
 def step(model: Any, given: Mapping[str, Any]) -> Any:
-    """The predicted velocity, (1, tokens, channels)."""
+    """What it predicts for the image."""
     import torch
 
     with torch.no_grad():

@@ -1,15 +1,16 @@
 """Prefix: how much of loading the first layers in memory hide, against pipelining without them.
 
-A FLUX transformer with random weights whose layers are loaded more slowly than they compute, one
-denoising step a run. As many of its first layers as Eq. 2 gives, from measured seconds per layer, are
-in memory when a run begins; then half of them (half in seconds to load: the layers are not all equal);
-then none; then all; and without pipelining, where all is loaded before anything computes.
+A transformer with random weights whose layers take longer to load than to compute, one denoising step a
+run. As many of its first layers as Eq. 2 gives, from measured seconds per layer, are in memory when a run
+begins; then half of them (half in seconds to load, and whole layers); then none; then all; and without
+pipelining, where all is loaded before anything computes.
 
-Keys beginning with `h800_`: the same with 64 tokens, where copies are throttled until loading takes 3.2
-times as long as computing, as for FLUX.1's transformer on an H800 (section 5.1 of the paper). There, as
-on a device with a copy engine, copying takes little from computing. Without throttling, two cores share
-one memory: what computes waits for nothing and is still slower than alone, which is part of `prefix_s`.
-`stall_hidden_fraction` leaves that out.
+On a CPU a layer that computes with all of its weights computes about as long as copying them takes. Of
+HiDream's layers, a mixture of experts, a token needs a part. Keys beginning with `h800_`: FLUX's
+transformer, 64 tokens, its copies throttled until loading takes 3.2 times as long as computing, as for
+FLUX.1's on an H800 (section 5.1 of the paper). There, as on a device with a copy engine, copying takes
+little from computing. Without throttling, two cores share one memory: what computes waits for nothing and
+is still slower than alone, which is part of `prefix_s`. `stall_hidden_fraction` leaves that out.
 """
 
 from __future__ import annotations
@@ -20,37 +21,37 @@ import time
 from bisect import bisect_left
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from ._transformers import Shape, Transformer, inputs, nbytes, one_thread, read, save, step
+from ._experts import Experts
+from ._transformers import Model, Shape, Transformer, nbytes, one_thread, read, save, step
 
 ROUNDS = 11
-#: Runs that measure the layers.
-WARM = 4
+#: Runs that measure the layers: the first of them load from cold memory.
+WARM = 8
 #: Seconds to load over seconds to compute, section 5.1.
 H800_RATIO = 3.2
 
-#: So many that a layer takes longer to compute than to read.
-H800_TOKENS = 64
+#: So many tokens that a layer takes longer to compute than to read.
+H800 = Shape(layers=(1, 11), tokens=64)
 
 _BUCKET = "1"
 
 
 def run(
     rounds: int = ROUNDS,
-    shape: Shape = Shape(),  # noqa: B008
-    h800_tokens: int = H800_TOKENS,
+    shape: Model = Experts(),  # noqa: B008
+    h800: Model = H800,
 ) -> dict[str, float]:
     """Medians over `rounds`, and what follows from them; see `figures`."""
     with tempfile.TemporaryDirectory() as folder, one_thread():
-        path = Path(folder) / "model"
-        save(path, 0, shape)
-        found = _measured(path, shape, rounds, None)
-        shape = replace(shape, tokens=h800_tokens)
-        throttled = _measured(path, shape, rounds, H800_RATIO * _compute_s(path, shape))
+        paths = Path(folder) / "model", Path(folder) / "h800"
+        save(paths[0], 0, shape)
+        found = _measured(paths[0], shape, rounds, None)
+        save(paths[1], 0, h800)
+        throttled = _measured(paths[1], h800, rounds, H800_RATIO * _compute_s(paths[1], h800))
     return {**found, **{f"h800_{key}": value for key, value in throttled.items()}}
 
 
@@ -89,9 +90,9 @@ def half_of(load_s: Sequence[float], prefix: int) -> int:
     return bisect_left(loaded, loaded[-1] / 2)
 
 
-def _compute_s(path: Path, shape: Shape) -> float:
+def _compute_s(path: Path, shape: Model) -> float:
     """Seconds of one run that has everything in memory."""
-    model, given, times = read(path), inputs(0, shape), []
+    model, given, times = read(path), shape.inputs(0), []
     for _ in range(5):
         start = time.perf_counter()
         step(model, given)
@@ -99,11 +100,11 @@ def _compute_s(path: Path, shape: Shape) -> float:
     return statistics.median(times)
 
 
-def _measured(path: Path, shape: Shape, rounds: int, load_s: float | None) -> dict[str, float]:
+def _measured(path: Path, shape: Model, rounds: int, load_s: float | None) -> dict[str, float]:
     """load_s: how long copying the whole model is to take at least; None: as long as it takes."""
     import torch
 
-    given = inputs(0, shape)
+    given = shape.inputs(0)
     model = read(path)
     wanted, size = step(model, given), nbytes(model)
     del model

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ._transformers import Shape, Transformer, inputs, one_thread, read, save, step
+from ._transformers import Shape, Transformer, one_thread, read, save, step
 
 ROUNDS = 200
 REQUESTS = 100
@@ -87,7 +87,7 @@ def _request(requests: int, shape: Shape) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder, one_thread():
         path = Path(folder) / "model"
         save(path, 0, shape)
-        given = inputs(0, shape)
+        given = shape.inputs(0)
         plain = read(path)
         state = {name: parameter.clone() for name, parameter in plain.named_parameters()}
         layers = divide(plain)

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ._offloading import cpu_offload, group_offload
-from ._transformers import Shape, Transformer, inputs, nbytes, one_thread, read, save, step
+from ._transformers import Shape, Transformer, nbytes, one_thread, read, save, step
 
 MODELS = 5
 #: Memory, in models.
@@ -69,7 +69,7 @@ def run(
         paths = [Path(folder) / f"model{number}" for number in range(MODELS)]
         for number, path in enumerate(paths):
             save(path, number, shape)
-        given = inputs(0, shape)
+        given = shape.inputs(0)
         models = [read(path) for path in paths]
         wanted = [step(model, given) for model in models]
         memory = int(BUDGET * nbytes(models[0]))

@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 
 from st2i_dask.bench import _transformers, prefix
+from st2i_dask.bench._experts import Experts
 from st2i_dask.bench._transformers import Shape
 
 pytestmark = pytest.mark.slow
 
-TINY = Shape(layers=(2, 3), heads=2)
+TINY = Shape(layers=(2, 3), heads=2, tokens=2)
+EXPERTS = Experts(layers=(1, 3), heads=16, experts=8)
 SECONDS = {"full": 0.1, "prefix0": 0.2, "prefix": 0.11, "half": 0.14, "no_pipeline": 0.3}
 STALLED = {"prefix0": 0.08, "prefix": 0.004}
 CPU = {"prefix": 0.052, "full": 0.05}
@@ -48,11 +50,11 @@ def test_half_of_a_prefix_is_half_of_its_loading(load_s, layers, half):
 
 
 def test_it_measures_with_and_without_throttling():
-    figures = prefix.run(rounds=1, shape=TINY, h800_tokens=2)
+    figures = prefix.run(rounds=1, shape=EXPERTS, h800=TINY)
     names = set(prefix.figures(SECONDS, STALLED, CPU, 0.1, 0))
     assert set(figures) == names | {f"h800_{name}" for name in names}
-    layers = TINY.layers[0] + TINY.layers[1] + 5
-    for kind in ("", "h800_"):
+    # Beside blocks: FLUX has 5 other layers; HiDream 4, and one for each text that a block gets.
+    for kind, layers in {"": 4 + 4 + 5, "h800_": 5 + 5}.items():
         assert 0 <= figures[f"{kind}prefix_layers"] <= layers
         assert all(figures[f"{kind}{name}_s"] > 0 for name in SECONDS)
         assert figures[f"{kind}copy_over_compute"] > 0
@@ -62,7 +64,7 @@ def test_a_throttled_load_takes_as_long_as_asked(tmp_path):
     from contextlib import closing
 
     _transformers.save(tmp_path / "model", 0, TINY)
-    given = _transformers.inputs(0, TINY)
+    given = TINY.inputs(0)
     size = _transformers.nbytes(_transformers.read(tmp_path / "model"))
     figures = prefix._measured(tmp_path / "model", TINY, 1, 0.2)
     assert figures["no_pipeline_s"] >= 0.18

@@ -72,7 +72,7 @@ class Watching(TorchFunctionMode):
 @pytest.mark.parametrize("offload", [_offloading.group_offload, _offloading.cpu_offload])
 @pytest.mark.parametrize("copies", [True, False])
 def test_offloading_copies_what_runs_and_nothing_else(path, offload, copies):
-    given = _transformers.inputs(0, TINY)
+    given = TINY.inputs(0)
     wanted = _transformers.step(_transformers.read(path), given)
     model = _transformers.read(path)
     watching = Watching(model)

@@ -22,6 +22,7 @@ from .content import ContentIds
 from .digests import DigestStore
 from .exchange import Exchange
 from .executor import Executor
+from .freed_memory import keep_freed_memory
 from .gangs import Gangs
 from .heaps import WorkerHeap
 from .holdings import holdings
@@ -110,6 +111,8 @@ class ServingPlugin(WorkerPlugin):
             {name: value for name in options if (value := getattr(self, name)) is not None}
         )
         device = options["device"] or default_device()
+        if device == "cpu":
+            keep_freed_memory()
         nvshmem = options["nvshmem"] is not False
         cache = node_cache()
         memory = options["memory_bytes"] or default_memory(worker, device)

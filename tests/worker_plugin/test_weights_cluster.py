@@ -269,7 +269,8 @@ def test_a_worker_that_loads_slows_the_steps_of_others_by_a_tenth_at_most(
             loading.result(timeout=TIMEOUT)
             copied += sum(row["loads"] for row in rows(client, "Loading")) - before
     loaded = copied * 4 * width**2 / (12 * 3.0)  # bytes/s
-    ratio = float(np.median(took[True]) / np.median(took[False]))
+    # Of neighbours: the machine's own speed drifts by more than a tenth.
+    ratio = float(np.median(np.array(took[True]) / np.array(took[False])))
     print(
         f"\n{ratio:.3f} of the time alone, beside {loaded / 1e9:.2f} GB/s of loads; "
         f"{bandwidth / 4e9:.2f} are allowed"

@@ -182,6 +182,8 @@ def dense(tensor: Any) -> Any:
     """The tensor, or a copy with the same strides order, whose elements fill their memory without
     gaps or repetitions, and without lazy conjugation or negation."""
     tensor = tensor.resolve_conj().resolve_neg()
+    if tensor.is_contiguous():
+        return tensor
     widest_first = sorted(range(tensor.ndim), key=tensor.stride, reverse=True)
     return tensor if tensor.permute(widest_first).is_contiguous() else tensor.clone()
 

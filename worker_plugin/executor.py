@@ -19,6 +19,7 @@ from st2i_dask.model_fn import ModelFn
 from st2i_dask.outputs import TaskOutputs, is_tensor, map_values
 
 from .lease import Lease
+from .run_lease import RunLease
 from .tensor_store import TensorStore
 from .weights import WeightStore
 
@@ -94,16 +95,18 @@ class Executor:
         bucket: str = "",
         together: Callable[..., Any] | None = None,
         wanted: Callable[[], bool] = lambda: True,
+        kept: RunLease | None = None,
     ) -> tuple[Any, Seconds]:
         """The task's result (TaskOutputs, or the workflow's result) and what it took.
 
         request: which one the task belongs to. bucket: of the shapes that it computes. together: runs
         the model in a gang (`Leader.execute`). wanted: asked once the model is there, which may have
-        taken long: UnwantedError if nobody waits for the result any more.
+        taken long: UnwantedError if nobody waits for the result any more. kept: the lease of the calls
+        before, which this one uses if it can and leaves to the next.
         """
-        with self.models.lease(
-            task.model_fn, workflow=task.plan.workflow, request=request, bucket=bucket
-        ) as lease:
+        names = {"workflow": task.plan.workflow, "request": request, "bucket": bucket}
+        leases = kept or RunLease(self.models)
+        with leases.of(task.model_fn, **names) as lease:
             if not wanted():
                 raise UnwantedError(f"{task.plan.label} was cancelled while its model was loaded")
             start = time.perf_counter()
@@ -129,7 +132,9 @@ class Executor:
                 self.store.arena.heap.settle()
                 self._check_sendable(task, result)
             transfer_s = here - start + time.perf_counter() - done
-        return result, Seconds(lease.load_s, done - here - stalled, transfer_s)
+        if kept is None:
+            leases.close()
+        return result, Seconds(lease.charge(), done - here - stalled, transfer_s)
 
     @contextmanager
     def helping(self, model_fn: ModelFn, **names: str) -> Iterator[Lease]:

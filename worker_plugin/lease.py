@@ -1,4 +1,4 @@
-"""A lease: a model in memory, as far as it is needed, for one invocation."""
+"""A lease: a model in memory, as far as it is needed, for one invocation or several in a row."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ class Lease:
         #: Ids of the weights that it may run, in order.
         self.ids = dict.fromkeys(weights.id for weights in skeleton.weights)
         self.load_s = self.stalled_s = 0.0
+        #: Of load_s, what invocations have taken on themselves.
+        self.charged_s = 0.0
         #: Everything has been resident since the lease began, and stays so until it ends.
         self.held = False
         #: Everything is resident by now, and stays so: hooks have nothing more to do.
@@ -42,6 +44,11 @@ class Lease:
         seconds = time.perf_counter() - since
         self.stalled_s += seconds
         self.load_s += seconds
+
+    def charge(self) -> float:
+        """The seconds of loads that no invocation was charged for yet."""
+        seconds, self.charged_s = self.load_s - self.charged_s, self.load_s
+        return seconds
 
     @property
     def version(self) -> str:

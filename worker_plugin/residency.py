@@ -16,7 +16,7 @@ from .skeletons import ModelWeights
 
 @dataclass
 class _Figures:
-    """Of one model's weights. runs: leases. hits: those that found every layer resident. loads: layers
+    """Of one model's weights. runs: leases and uses of one again. hits: those that found every layer resident. loads: layers
     copied in. load_s: seconds that took. stalled_s: seconds that runs waited for it."""
 
     resident: list[bool]
@@ -37,7 +37,7 @@ class _Figures:
 class WeightTotals:
     """Of all models since the worker began to serve, also of those that are gone; they only grow.
 
-    runs: leases. hits: those that found all layers resident. reads: models read by load_model, and the
+    runs: leases and uses of one again. hits: those that found all layers resident. reads: models read by load_model, and the
     seconds that took. loads: layers copied in, their bytes, and the seconds that took. stalled_s: seconds
     that runs waited for layers. evictions: layers that went, and their bytes.
     """
@@ -75,6 +75,15 @@ class Residency:
         self.totals.hits += all(map(all, resident))
         self.totals.reads += read_s > 0
         self.totals.read_s += read_s
+
+    def again(self, several: Sequence[ModelWeights]) -> None:
+        """Another run begins with a lease that holds all layers."""
+        self.totals.runs += 1
+        self.totals.hits += 1
+        for weights in several:
+            figures = self._of(weights)
+            figures.runs += 1
+            figures.hits += 1
 
     def begins(self, weights: ModelWeights, bucket: str, resident: Sequence[bool]) -> None:
         """A run of it begins, with these layers resident."""

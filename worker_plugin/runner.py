@@ -33,6 +33,7 @@ from .executor import Executor, Seconds, UnwantedError
 from .gang_leader import Leader
 from .gangs import Gangs
 from .messages import RidingSend
+from .run_lease import RunLease
 from .streams import OutputBoard
 from .task_log import TaskLog
 
@@ -83,6 +84,7 @@ class StepRunner:
         request, bucket, members = self._belongs(key)
         gang = ExitStack()
         leader: Leader | None = None
+        kept = RunLease(self._executor.models)
         try:
             for call in calls:
                 if done and (key in self._yielding or self._unwanted(key)):
@@ -105,7 +107,9 @@ class StepRunner:
                         leader = gang.enter_context(self._gangs.lead(members, task.model_fn, names))
                     together = leader.execute if leader is not None else None
                     wanted = partial(self._is_wanted, key)
-                    result, seconds = self._executor.run(task, request, bucket, together, wanted)
+                    result, seconds = self._executor.run(
+                        task, request, bucket, together, wanted, kept
+                    )
                     if boards:
                         result.held = boards
                 except ProducerLostError as error:
@@ -130,7 +134,14 @@ class StepRunner:
                 values[call.key] = result
                 done.append(result)
                 self._steps[key] = len(done)
+            try:
+                kept.close()
+            except OutputError:
+                done.clear()
+                raise
         finally:
+            with suppress(OutputError):  # that a call failed is what counts
+                kept.close()
             gang.close()
             if begin is not None:  # a call that gave nothing took its time all the same
                 total = total.plus(Seconds(compute=time.perf_counter() - begin))

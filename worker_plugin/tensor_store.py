@@ -58,7 +58,7 @@ class TensorStore:
         if not is_plain_tensor(tensor):
             return tensor
         tensor, nbytes = tensor.detach(), tensor.numel() * tensor.element_size()
-        if self._whole_block(tensor) is not None:
+        if nbytes >= SMALL and self._whole_block(tensor) is not None:
             return tensor
         tensor = dense(tensor)
         block = self.arena.allocate(nbytes, WAIT_SECONDS) if nbytes >= SMALL else None

@@ -183,6 +183,11 @@ class WeightStore:
             lease.held = lease.is_free = self._hold(lease)
             self._shelf.set_hooked(lease.skeleton, not lease.held)
 
+    def again(self, lease: Lease) -> None:
+        """The next invocation uses this lease, which holds all layers."""
+        with self._changed:
+            self.residency.again(lease.skeleton.weights)
+
     def hold_all(self, lease: Lease) -> bool:
         """Bring in all layers for the rest of the lease: its code may use weights without calling the
         module that has them, where no hook waits for them. False: they are there, or do not fit at

@@ -22,7 +22,7 @@ from st2i_dask.catalogue import tiny
 
 STEPS = 28
 ROUNDS = 7
-LAYERS = (1, 2)
+LAYERS = (2, 3)
 HEADS = 16  # of width 16
 SIDE = 64  # pixels; 256 tokens
 TEXT_TOKENS = 64

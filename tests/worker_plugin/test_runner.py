@@ -77,7 +77,7 @@ class FakeExecutor:
     def in_use(self):
         yield not self.closing
 
-    def run(self, task, request, bucket, together, wanted):
+    def run(self, task, request, bucket, together, wanted, kept):
         self.belongs = request, bucket
         number, self.number = self.number, self.number + 1
         self.before(number)

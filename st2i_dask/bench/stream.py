@@ -27,12 +27,13 @@ from st2i_dask.catalogue.flux.controlnet_parts import DOUBLES, SINGLES, FluxCont
 from st2i_dask.catalogue.flux.parts import FluxTransformer
 from st2i_dask.model_fn import Input
 
-STEPS = 8
+STEPS = 4
 ROUNDS = 7
 #: Double and single blocks of the transformer; the ControlNet has half of each.
 LAYERS = (4, 8)
 HEADS = 16  # of width 16
-TOKENS = 256
+#: Of a picture of 512 x 512 pixels.
+TOKENS = 1024
 TEXT_TOKENS = 64
 
 Kind = Literal["sequential", "overlapped", "controlnet", "transformer"]

@@ -42,7 +42,7 @@ def run(effort: Effort) -> Figure:
         Claim(
             "Section 8.5: one request against one Diffusers call",
             "3 % slower",
-            "0.91 to 1.08 of its time, 1.04 to 1.08 in the last four runs",
+            "1.02 to 1.03 of its time in three runs",
             "live, tiny models: `st2i bench overhead`",
         ),
     ]

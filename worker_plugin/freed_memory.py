@@ -18,11 +18,12 @@ _TRIM_BYTES = 2 * _MMAP_BYTES
 
 
 def keep_freed_memory() -> bool:
-    """For the rest of the process: up to 64 MiB, in each of malloc's arenas. False: nothing was changed, as
-    the environment does not have Dask's value, but none or the user's; or this C library has no mallopt."""
+    """For the rest of the process; blocks of 32 MiB and more still go back when they are freed. False: the
+    environment does not have Dask's value, but none or the user's; or this C library knows no such limits."""
     if os.environ.get(_VARIABLE) != _DASKS:
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False
-    return bool(mallopt(_M_MMAP_THRESHOLD, _MMAP_BYTES) and mallopt(_M_TRIM_THRESHOLD, _TRIM_BYTES))
+    limits = {_M_MMAP_THRESHOLD: _MMAP_BYTES, _M_TRIM_THRESHOLD: _TRIM_BYTES}
+    return all(mallopt(name, nbytes) for name, nbytes in limits.items())

@@ -6,11 +6,13 @@ computes; copying holds neither the GIL nor a lock.
 
 from __future__ import annotations
 
+import mmap
 import queue
 import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from contextvars import Context, copy_context
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +26,9 @@ from .layer_table import ALIGNMENT, Slot
 from .skeletons import ModelWeights
 from .stored import Stored
 from .weight_books import Load, Region
+
+#: Layers of at least so many bytes have a mapping of their own: a process may have some 65,000.
+MAPPED = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,11 +184,23 @@ class Loader:
 
 
 def aligned(nbytes: int) -> Any:
-    """A tensor of fresh memory in large pages where the system has them: NumPy asks for these, torch
-    does not, and faulting small ones takes as long as the copy."""
+    """A tensor of fresh memory in large pages where the system has them: faulting small ones takes as long
+    as the copy. A layer's goes back to the system with it, whatever malloc does with what is freed."""
     import numpy as np
     import torch
 
-    whole = np.empty(nbytes + ALIGNMENT, np.uint8)
+    whole = (
+        np.empty(nbytes + ALIGNMENT, np.uint8) if nbytes < MAPPED else _mapped(nbytes + ALIGNMENT)
+    )
     start = -whole.ctypes.data % ALIGNMENT
     return torch.from_numpy(whole[start : start + nbytes])
+
+
+def _mapped(nbytes: int) -> Any:
+    """numpy.uint8 (nbytes,) in a mapping of its own."""
+    import numpy as np
+
+    memory = mmap.mmap(-1, nbytes)
+    with suppress(OSError):  # a kernel without large pages
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, np.uint8)

@@ -16,7 +16,7 @@ from .skeletons import ModelWeights
 
 @dataclass
 class _Figures:
-    """Of one model's weights. runs: leases and uses of one again. hits: those that found every layer resident. loads: layers
+    """Of one model's weights. runs: invocations. hits: those that found every layer resident. loads: layers
     copied in. load_s: seconds that took. stalled_s: seconds that runs waited for it."""
 
     resident: list[bool]
@@ -37,7 +37,7 @@ class _Figures:
 class WeightTotals:
     """Of all models since the worker began to serve, also of those that are gone; they only grow.
 
-    runs: leases and uses of one again. hits: those that found all layers resident. reads: models read by load_model, and the
+    runs: invocations. hits: those that found all layers resident. reads: models read by load_model, and the
     seconds that took. loads: layers copied in, their bytes, and the seconds that took. stalled_s: seconds
     that runs waited for layers. evictions: layers that went, and their bytes.
     """

@@ -134,14 +134,12 @@ class StepRunner:
                 values[call.key] = result
                 done.append(result)
                 self._steps[key] = len(done)
-            try:
-                kept.close()
-            except OutputError:
-                done.clear()
-                raise
+            kept.close()
+        except BaseException:
+            done.clear()  # no message of completion will name what was run ahead
+            raise
         finally:
-            with suppress(OutputError):  # that a call failed is what counts
-                kept.close()
+            kept.drop()
             gang.close()
             if begin is not None:  # a call that gave nothing took its time all the same
                 total = total.plus(Seconds(compute=time.perf_counter() - begin))

@@ -1,6 +1,6 @@
 """The models of one worker: layer by layer in its memory, as the policy decides.
 
-`lease` gives a model for one invocation. Before a layer runs, a hook waits until it is resident and keeps
+`lease` gives a model for one invocation, or for several in a row. Before a layer runs, a hook waits until it is resident and keeps
 it there; behind it the loader brings in what comes next. `WeightCache` decides all of that,
 `ResidentLayers` carries it out, `Shelf` keeps the models that were read.
 """
@@ -102,7 +102,7 @@ class WeightStore:
     def lease(
         self, model_fn: ModelFn, *, workflow: str = "", request: str = "", bucket: str = ""
     ) -> Iterator[Lease]:
-        """The model for one run in this thread. bucket: the shapes that it will compute.
+        """The model for a run in this thread, one invocation or several. bucket: the shapes that it will compute.
 
         What `load_model` raises goes to the caller. A model whose files have changed since it was last
         used is read anew. LoadError: it cannot fit, its files change meanwhile, or it found no room for
@@ -130,11 +130,7 @@ class WeightStore:
             self._host.release(files)
             self._shelf.let_go(skeleton)
         if lease.is_spoilt:
-            raise OutputError(
-                f"{skeleton.label}: execute changed a parameter in place while it ran, or another run "
-                "with the same weights did; weights are shared between requests and tenants: copy a "
-                "parameter (parameter.clone()) before changing it"
-            )
+            raise written_to(lease)
 
     def _take(
         self, model_fn: ModelFn, unit: str
@@ -380,3 +376,12 @@ class WeightStore:
 
 def _same_kind(arena: Arena, device: str) -> bool:
     return arena.heap.device.partition(":")[0] == device.partition(":")[0]
+
+
+def written_to(lease: Lease) -> OutputError:
+    """The error of a lease whose weights were changed in place."""
+    return OutputError(
+        f"{lease.skeleton.label}: execute changed a parameter in place while it ran, or another run "
+        "with the same weights did; weights are shared between requests and tenants: copy a "
+        "parameter (parameter.clone()) before changing it"
+    )

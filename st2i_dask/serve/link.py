@@ -25,6 +25,8 @@ logger = logging.getLogger("st2i.serve")
 # Seconds: between looks at the client, for one RPC, for a connection, and the longest pause between
 # attempts to connect.
 _LOOK_S, _RPC_S, _CONNECT_S, _PAUSE_S = 0.25, 10.0, 10.0, 5.0
+# Longer than a client takes to close.
+_CLOSE_S = 3.0
 
 
 class Link:
@@ -56,7 +58,7 @@ class Link:
     async def close(self) -> None:
         while self._keeper is not None and not self._keeper.done():
             self._keeper.cancel()  # maybe again: a Dask client that is being closed swallows it
-            await asyncio.wait([self._keeper], timeout=_LOOK_S)
+            await asyncio.wait([self._keeper], timeout=_CLOSE_S)
         await self._drop()
         self._thread.shutdown(wait=False, cancel_futures=True)
 

@@ -61,8 +61,31 @@ def test_what_the_user_has_chosen_stays(environment):
     assert not changed
 
 
+def held_by_layers():
+    """MiB of this process that stay when layers of 8 MiB have gone, with small objects between them."""
+    import gc
+
+    import psutil
+
+    from worker_plugin.loader import aligned
+
+    aligned(1)  # imports torch
+    process, between, layers = psutil.Process(), [], []
+    before = process.memory_info().rss
+    for _ in range(20):
+        layers.append(aligned(8 << 20).fill_(1))
+        between.append(bytearray(100_000))
+    most = process.memory_info().rss - before
+    layers.clear()
+    gc.collect()
+    return (process.memory_info().rss - before) >> 20, most >> 20
+
+
 def test_workers_keep_it():
     with st2i.local_cluster(1, dashboard_address=None) as cluster, Client(cluster) as client:
         st2i.attach(client, device="cpu")
         (found,) = client.run(faults).values()
         assert found < 0.05 * PAGES
+        ((stay, most),) = client.run(held_by_layers).values()
+        assert most >= 160
+        assert stay < 20, "a layer's memory goes with it"

@@ -50,11 +50,13 @@ def test_calls_of_a_model_in_memory_share_a_lease(store, measured):
 
 def test_another_model_or_shape_gets_a_lease_of_its_own(store, even, measured):
     other = even("b")
-    use(store, other)
+    for _ in range(MEASURING + 1):
+        use(store, other)
+        use(store, other, bucket="2")
     with closing(RunLease(store)) as kept:
         given = [
-            call(kept, measured, bucket="1")[0],
-            call(kept, measured, bucket="2")[0],
+            call(kept, measured)[0],
+            call(kept, other)[0],
             call(kept, other, bucket="2")[0],
         ]
         assert len({lease.number for lease in given}) == 3
@@ -96,12 +98,41 @@ def test_a_call_that_fails_ends_the_lease(store, measured):
     assert not store._leases
 
 
+def write(kept, model):
+    """A call that uses the model, and changes it; its lease."""
+    with kept.of(model) as lease, torch.no_grad():
+        give(lease)
+        lease.components["model"].blocks[0].weight.mul_(0.5)
+    return lease
+
+
 def test_weights_that_a_call_wrote_to_are_an_error_at_the_end(store, measured):
     kept = RunLease(store)
-    with kept.of(measured) as lease, torch.no_grad():
-        lease.components["model"].blocks[0].weight.mul_(0.5)
+    write(kept, measured)
     call(kept, measured)
     with pytest.raises(OutputError, match="in place"):
         kept.close()
     assert not store._leases
     assert same(use(store, measured), reference(measured))
+
+
+def test_also_where_a_later_call_fails_with_something_else(store, measured):
+    kept = RunLease(store)
+    write(kept, measured)
+    with pytest.raises(ZeroDivisionError), kept.of(measured):
+        raise ZeroDivisionError
+    with pytest.raises(OutputError, match="in place"):
+        kept.close()
+    kept.drop()
+    assert not store._leases
+    assert same(use(store, measured), reference(measured))
+
+
+def test_a_call_whose_lease_is_not_kept_gets_the_error_itself(store, even):
+    model = even("a")  # not measured yet
+    with closing(RunLease(store)) as kept:
+        with pytest.raises(OutputError, match="in place"):
+            write(kept, model)
+        lease, output = call(kept, model)
+        assert not lease.held
+        assert same(output, reference(model))

@@ -12,9 +12,10 @@ from distributed.worker import thread_state
 from distributed.worker_state_machine import FreeKeysEvent, UpdateDataEvent
 
 import worker_plugin.runner as module
+from st2i_dask.errors import OutputError, ProducerLostError
 from st2i_dask.invocation import Call
 from st2i_dask.outputs import TaskOutputs
-from worker_plugin.executor import Seconds
+from worker_plugin.executor import Seconds, UnwantedError
 from worker_plugin.runner import StepRunner
 
 KEYS = [f"k{n}" for n in range(4)]
@@ -144,6 +145,35 @@ def test_later_calls_get_the_results_of_earlier_ones_and_are_kept_under_their_ke
     assert event.data["k2"].values[1] == (event.data["k1"],)
     assert report(worker)["compute"] == 1.5
     assert report(worker)["ahead"] == {k: v.__sizeof__() for k, v in event.data.items()}
+
+
+@pytest.mark.parametrize("error", [OutputError("written to"), RuntimeError("a late one")])
+def test_nothing_is_kept_of_a_run_whose_lease_ends_with_an_error(
+    runner, worker, monkeypatch, error
+):
+    def close(kept):
+        raise error
+
+    monkeypatch.setattr(module.RunLease, "close", close)
+    with pytest.raises(type(error)):
+        go(runner, 3)
+    worker.loop.run(worker.loop.soon)
+    assert not worker.stimuli
+    assert not runner._steps
+
+
+@pytest.mark.parametrize("error", [ProducerLostError("gone"), UnwantedError("cancelled")])
+def test_nothing_is_kept_of_a_run_that_is_to_begin_anew(runner, worker, executor, error):
+    def fail(number):
+        if number == 2:
+            raise error
+
+    executor.before = fail
+    with pytest.raises(Reschedule):
+        go(runner, 3)
+    worker.loop.run(worker.loop.soon)
+    assert not worker.stimuli
+    assert not runner._steps
 
 
 def test_what_is_resident_is_told_when_it_changes(runner, worker, executor):

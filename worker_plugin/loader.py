@@ -200,7 +200,8 @@ def _mapped(nbytes: int) -> Any:
     """numpy.uint8 (nbytes,) in a mapping of its own."""
     import numpy as np
 
-    memory = mmap.mmap(-1, nbytes)
+    # Python's default is shared memory, which has no large pages.
+    memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(OSError):  # a kernel without large pages
         memory.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(memory, np.uint8)

@@ -6,6 +6,8 @@ import gc
 import os
 import threading
 import weakref
+from pathlib import Path
+from resource import RUSAGE_SELF, getrusage
 
 import pytest
 import torch
@@ -17,7 +19,7 @@ from worker_plugin.content import ContentIds
 from worker_plugin.host_heap import HostHeap
 from worker_plugin.host_tier import HostTier
 from worker_plugin.layer_table import ALIGNMENT
-from worker_plugin.loader import Loader
+from worker_plugin.loader import MAPPED, Loader, aligned
 from worker_plugin.virtual_modules import find_virtual, make_weights
 from worker_plugin.weight_books import Load
 
@@ -134,3 +136,14 @@ def test_closing_without_a_load_starts_no_thread():
     outcomes = Outcomes()
     outcomes.loader.close()
     outcomes.host.close()
+
+
+def test_a_layers_memory_comes_in_large_pages():
+    pages = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    if not pages.exists() or "[never]" in pages.read_text():
+        pytest.skip("this system has no large pages")
+    aligned(MAPPED).fill_(1)  # imports what it needs
+    before = getrusage(RUSAGE_SELF).ru_minflt
+    layer = aligned(64 << 20).fill_(1)
+    faults = getrusage(RUSAGE_SELF).ru_minflt - before
+    assert faults < layer.numel() / 4096 / 4

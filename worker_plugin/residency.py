@@ -16,8 +16,8 @@ from .skeletons import ModelWeights
 
 @dataclass
 class _Figures:
-    """Of one model's weights. runs: invocations. hits: those that found every layer resident. loads: layers
-    copied in. load_s: seconds that took. stalled_s: seconds that runs waited for it."""
+    """Of one model's weights. runs: invocations. hits: those that found every layer resident. loads:
+    layers copied in. load_s: seconds that took. stalled_s: seconds that runs waited for it."""
 
     resident: list[bool]
     bucket: str = ""
@@ -37,8 +37,8 @@ class _Figures:
 class WeightTotals:
     """Of all models since the worker began to serve, also of those that are gone; they only grow.
 
-    runs: invocations. hits: those that found all layers resident. reads: models read by load_model, and the
-    seconds that took. loads: layers copied in, their bytes, and the seconds that took. stalled_s: seconds
+    runs: invocations. hits: those that found all layers resident. reads: models read by load_model, and
+    the seconds that took. loads: layers copied in, their bytes, and the seconds that took. stalled_s: seconds
     that runs waited for layers. evictions: layers that went, and their bytes.
     """
 
@@ -77,7 +77,7 @@ class Residency:
         self.totals.read_s += read_s
 
     def again(self, several: Sequence[ModelWeights]) -> None:
-        """Another run begins with a lease that holds all layers."""
+        """Another invocation uses a lease that holds all layers."""
         self.totals.runs += 1
         self.totals.hits += 1
         for weights in several:

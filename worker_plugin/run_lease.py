@@ -27,7 +27,7 @@ class RunLease:
         self._models = models
         self._context: AbstractContextManager[Lease] | None = None
         self._lease: Lease | None = None
-        self._names: dict[str, str] = {}
+        self._of: dict[str, str] = {}  # what the lease is of
         self._calls = 0  # that have used the lease and ended well
         # A lease that a call has failed with, after others had used weights that were written to.
         self._spoilt: Lease | None = None
@@ -35,13 +35,13 @@ class RunLease:
     @contextmanager
     def of(self, model_fn: ModelFn, **names: str) -> Iterator[Lease]:
         """The model for one call. names, errors: see `WeightStore.lease`."""
-        lease = self._kept({"model": model_fn.model_key, **names})
-        if lease is None:
+        of = {"model": model_fn.model_key, **names}
+        lease = self._lease
+        if lease is None or of != self._of:
             self.close()
             context = self._models.lease(model_fn, **names)
             lease = context.__enter__()
-            self._context, self._lease, self._calls = context, lease, 0
-            self._names = {"model": model_fn.model_key, **names}
+            self._context, self._lease, self._of, self._calls = context, lease, of, 0
         else:
             self._models.again(lease)
         try:
@@ -57,9 +57,6 @@ class RunLease:
         if not lease.held or self._models.mode == "pipelined":
             self._end()  # an error of its end is this call's
         self._calls += 1
-
-    def _kept(self, names: dict[str, str]) -> Lease | None:
-        return self._lease if names == self._names else None
 
     def _end(
         self,

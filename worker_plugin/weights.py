@@ -1,8 +1,8 @@
 """The models of one worker: layer by layer in its memory, as the policy decides.
 
-`lease` gives a model for one invocation, or for several in a row. Before a layer runs, a hook waits until it is resident and keeps
-it there; behind it the loader brings in what comes next. `WeightCache` decides all of that,
-`ResidentLayers` carries it out, `Shelf` keeps the models that were read.
+`lease` gives a model for one invocation, or for several in a row. Before a layer runs, a hook waits until
+it is resident and keeps it there; behind it the loader brings in what comes next. `WeightCache` decides all
+of that, `ResidentLayers` carries it out, `Shelf` keeps the models that were read.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class WeightStore:
     def lease(
         self, model_fn: ModelFn, *, workflow: str = "", request: str = "", bucket: str = ""
     ) -> Iterator[Lease]:
-        """The model for a run in this thread, one invocation or several. bucket: the shapes that it will compute.
+        """The model for one invocation or several in this thread. bucket: the shapes that they compute.
 
         What `load_model` raises goes to the caller. A model whose files have changed since it was last
         used is read anew. LoadError: it cannot fit, its files change meanwhile, or it found no room for

@@ -42,7 +42,7 @@ def run(effort: Effort) -> Figure:
         Claim(
             "Section 8.5: one request against one Diffusers call",
             "3 % slower",
-            "1.02 to 1.03 of its time in three runs",
+            "1.00 to 1.03 of its time in six runs",
             "live, tiny models: `st2i bench overhead`",
         ),
     ]

@@ -10,8 +10,8 @@ import torch
 from st2i_dask.errors import OutputError
 from worker_plugin.run_lease import RunLease
 
-from .leases import LAYER, give, reference, row, use
-from .models import same, store_of
+from .leases import LAYER, NO_LIMIT, give, reference, row, use
+from .models import Model, inputs, outputs, same, save_plain, store_of
 
 CALLS = 5
 #: Leases that measure a model's layers; these end with their calls.
@@ -73,6 +73,18 @@ def test_a_model_that_is_measured_or_not_all_there_is_leased_by_the_call(even):
                 assert not lease.held
                 assert runs(store, model) == number
         assert not store._leases
+
+
+def test_pipelined_mode_keeps_nothing_between_calls_not_even_of_one_layer(tmp_path):
+    path = tmp_path / "single.safetensors"
+    save_plain(path, "single")
+    model, given = Model(str(path), kind="single"), inputs("single")
+    with store_of(NO_LIMIT, mode="pipelined") as store, closing(RunLease(store)) as kept:
+        for _ in range(MEASURING + 2):
+            with kept.of(model) as lease:
+                outputs(lease.components["model"], "single", given)
+            assert not store._leases
+        assert lease.held
 
 
 def test_seconds_of_loads_are_charged_once(store, even):
